@@ -1,0 +1,217 @@
+"""What goes into and comes out of the core: frozen values, no behaviour.
+
+Tokens are `bytes` of little-endian int32. Block ids are ints >= 1; id 0 is the null block.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class MissKind(Enum):
+    """Why a match is not longer; names equal those of `MissReason.Kind` on the wire."""
+
+    NONE = 0
+    EMPTY_NAMESPACE = 1
+    DIVERGES = 2
+    ENDS = 3
+    EVICTED = 4
+    SHORT = 5
+    UNCACHEABLE = 6
+
+
+class ReleaseReason(Enum):
+    """Why a lease ends; names equal those of `ReleaseReason` on the wire."""
+
+    FINISHED = 0
+    ABORTED = 1
+    PREEMPTED = 2
+    CONVERSATION_OVER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """Tokens [start, start + length) stand for one piece of content (an image, say)."""
+
+    start: int
+    length: int
+    content_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The first token that is not cached, why, and what the nearest branch has there."""
+
+    kind: MissKind
+    at_token: int = 0
+    nearest_tokens: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """Answer of a pure read; valid only until the next mutating call."""
+
+    cached_tokens: int
+    being_computed: int
+    miss: Miss
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOp:
+    """Copy the first `num_tokens` tokens of block `source` to block `target` of one pool.
+
+    The runtime performs it and reports `Cache.copy_done(copy_id, ok)`; until then neither block
+    is given to anybody else. The reply to the operation that returned it waits for it.
+    """
+
+    copy_id: int
+    pool: int
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRequest:
+    """One Acquire. `tokens` is the whole prompt; waits are in milliseconds, 0 = do not wait."""
+
+    tokens: bytes
+    namespace: bytes
+    contents: tuple[ContentRange, ...] = ()
+    placeholder_tokens: frozenset[int] = frozenset()
+    extra_blocks: int = 0
+    partial_tail: bool = False
+    capacity_wait_ms: int = 0
+    wait_ms: int = 0
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A new lease. `block_table` (int32 bytes): cached blocks, then private ones.
+
+    `cached_tokens` counts whole cached blocks; `tail_tokens` more are there once `copies` are done.
+    """
+
+    lease_id: int
+    block_table: bytes
+    cached_tokens: int
+    tail_tokens: int
+    being_computed: int
+    miss: Miss
+    waited_ms: int
+    copies: tuple[CopyOp, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The Acquire waits; its answer comes as an `AcquireAnswered` event from `Cache.poll`."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """One private tail block per child (empty tuple if the fork is at a block boundary)."""
+
+    tail_blocks: tuple[int, ...]
+    copies: tuple[CopyOp, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens of the lease that are published, and blocks of this commit that the tree had."""
+
+    published_tokens: int
+    duplicate_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated:
+    """Blocks freed now, and blocks that live leases keep until they end."""
+
+    removed_blocks: int
+    leased_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireAnswered:
+    """Event: a waiting Acquire got its answer, a lease or an error."""
+
+    session_id: int
+    lease_id: int
+    result: "Acquired | Exception"
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Event: ask this session to give back `num_blocks`."""
+
+    session_id: int
+    num_blocks: int
+
+
+Event = AcquireAnswered | Pressure
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Blocks of a pool by state; the six states add up to `total`."""
+
+    leased: int
+    in_flight: int
+    reserved: int
+    pinned: int
+    cached: int
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Fixed for the life of a `Cache`. Sizes are in blocks unless named otherwise."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_private_blocks: int = 0  # of one session, 0 = the whole pool
+    max_reserve_blocks: int = 0  # of one session, 0 = an eighth of the pool, at least 1
+    max_edge_tokens: int = 4096
+    max_evicted_digests: int = 65_536
+    max_waiting_acquires: int = 1024  # of one session
+    max_leases: int = 16_384  # of one session
+    max_tokens: int = 2_097_152  # of one sequence
+    eviction: str = "lru"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start; every one only grows. Fields are those of `Counters` on the wire."""
+
+    acquires: int = 0
+    resumed_acquires: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    resumed_queried_tokens: int = 0
+    resumed_hit_tokens: int = 0
+    lookups: int = 0
+    commits: int = 0
+    committed_blocks: int = 0
+    duplicate_blocks: int = 0
+    forks: int = 0
+    copied_blocks: int = 0
+    evicted_blocks: int = 0
+    invalidated_blocks: int = 0
+    preemptions: int = 0
+    exhausted: int = 0
+    waits: int = 0
+    pressure_events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUse:
+    """What one session holds."""
+
+    num_leases: int
+    num_waiting: int
+    private_blocks: int
+    reserved_blocks: int
+    lease_ids: tuple[int, ...] = field(default=())
