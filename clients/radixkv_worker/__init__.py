@@ -1,0 +1,1 @@
+"""Reference inference worker over a shared pool."""

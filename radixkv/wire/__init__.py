@@ -1,0 +1,1 @@
+"""What server and clients share: limits, framing, gRPC options, paths."""

