@@ -36,7 +36,7 @@ class SocketPaths:
 
     @property
     def grpc_target(self) -> str:
-        """The gRPC socket as a gRPC address, for example "unix:/run/user/1000/radixkv/grpc.sock"."""
+        """The gRPC socket as a gRPC address, e.g. "unix:/run/user/7/radixkv/grpc.sock"."""
         return f"unix:{self.grpc}"
 
     @property
@@ -56,10 +56,10 @@ def default_socket_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def make_private_directory(path: Path) -> None:
-    """Create `path` with mode 0700, or make sure that it is a directory of this user alone.
+    """Create `path` with mode 0700, or make sure that only this user can put anything in it.
 
-    In /tmp anybody may have made it first, so an existing one that belongs to somebody else or is
-    a link raises PermissionError; one of this user that others may enter is closed to them.
+    In /tmp anybody may have made it first: raises PermissionError, saying what to change, if it is
+    not a directory, belongs to somebody else, or others may write to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -70,4 +70,7 @@ def make_private_directory(path: Path) -> None:
             raise PermissionError(
                 f"{path} is not a directory of this user; remove it or choose another --socket-dir"
             ) from None
-    path.chmod(0o700)
+        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(
+                f"others may write to {path}; chmod 700 it or choose another --socket-dir"
+            ) from None
