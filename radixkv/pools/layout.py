@@ -5,12 +5,13 @@ The server needs only `block_bytes`; the other fields keep apart models whose by
 
 from dataclasses import dataclass, fields
 
+from radixkv.wire.limits import MAX_BLOCK_SIZE
+
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
 LAYOUTS = ("LKHTD",)
 MAX_LAYERS = 1024
 MAX_KV_HEADS = 1024
 MAX_HEAD_DIM = 16_384
-MAX_BLOCK_SIZE = 4096
 MAX_SCALE_BYTES = 1 << 30
 MAX_BACKEND_CHARS = 200
 MAX_BLOCK_BYTES = 1 << 32

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixkv.pools.layout import MAX_BLOCK_SIZE
+from radixkv.wire.limits import MAX_BLOCK_SIZE
 from radixkv.wire.paths import default_socket_dir
 
 MAX_GPU_BLOCKS = 1 << 24
