@@ -13,11 +13,13 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null || fail "no '$python'. Install Python 3.11 to 3.13, or name one: make PYTHON=python3.12 …"
+hint='make PYTHON=python3.12 … names another.'
+command -v "$python" >/dev/null ||
+    fail "there is no '$python'. Install Python 3.11, 3.12 or 3.13. $hint"
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
-    fail "'$python' is $("$python" -V 2>&1), and 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12 …"
+    fail "'$python' is $("$python" -V 2>&1), and 3.11 to 3.13 is needed. $hint"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    fail "'$python' cannot create virtual environments. On Debian and Ubuntu: apt-get install python3-venv"
+    fail "'$python' cannot make virtual environments. On Debian: apt-get install python3-venv"
 
 [ -x "$dir/bin/pip" ] || "$python" -m venv --clear "$dir"
 pip=("$dir/bin/python" -m pip --disable-pip-version-check)
