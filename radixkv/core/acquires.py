@@ -1,0 +1,379 @@
+"""Acquire: match, lock, make room, and the only waiting there is.
+
+Theory of operation
+    An attempt either gives a lease, or finds that another live lease is computing what is missing
+    (and the caller wants to wait for that), or finds no room. A waiter is in one of two places:
+    behind a *leader*, until that lease has committed the waiter's goal, has ended, or the wait's
+    deadline passes; or in the FIFO *room* queue, until it fits or its deadline passes. In both it
+    holds no block, lock or interned content, and each attempt matches anew.
+    A new Acquire never overtakes the room queue. Only waiters held up by their own session's cap
+    are passed over, since nobody else can help them.
+    While the head of the room queue waits, the largest holder is asked for blocks again and again.
+Invariants: a waiter is in `session.waiting` until answered; answered exactly once, by an event.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from heapq import heappop, heappush
+
+from radixkv.core import flight
+from radixkv.core.content import Content
+from radixkv.core.errors import CacheError, Cancelled, Exhausted, TooLarge
+from radixkv.core.flight import Flight
+from radixkv.core.lease import Lease, Session, Waiter
+from radixkv.core.miss import explain, usable_bytes
+from radixkv.core.results import (
+    AcquireAnswered,
+    Acquired,
+    AcquireRequest,
+    CopyOp,
+    Pressure,
+    Waiting,
+)
+from radixkv.core.state import SessionFull, State
+from radixkv.core.tokens import TOKEN_BYTES, check_tokens
+from radixkv.core.tree import GPU, Match, Nearest, Node, Tree
+
+PRESSURE_INTERVAL_MS = 100
+MAX_WAIT_MS = 3_600_000
+
+
+class Acquires:
+    """Attempts and waiters of one cache."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._room: deque[Waiter] = deque()
+        self._ready: deque[Waiter] = deque()
+        self._deadlines: list[tuple[int, int, Waiter]] = []
+        self._serial = 0
+        self._pressure_at_ms: int | None = None
+        self._failed_at: tuple[int, int, int] | None = None
+        self.num_waiting = 0
+
+    # ---- entry points -----------------------------------------------------------------------
+
+    def start(
+        self, session: Session, lease_id: int, request: AcquireRequest, now_ms: int
+    ) -> Acquired | Waiting:
+        """A new Acquire. Raises what the caller did wrong, TooLarge, or Exhausted."""
+        state = self._state
+        check_tokens(request.tokens, state.config.max_tokens)
+        state.check_new_lease(session, lease_id)
+        blocks = self._total_blocks(request)
+        if blocks > state.config.num_blocks:
+            raise TooLarge(f"{blocks} blocks wanted, the pool has {state.config.num_blocks}")
+        waiter = Waiter(
+            session, lease_id, request, now_ms, now_ms + min(request.wait_ms, MAX_WAIT_MS)
+        )
+        try:
+            if self._must_queue():
+                raise Exhausted("others are waiting for room")
+            outcome = self._attempt(waiter, now_ms)
+        except Exhausted:
+            if not request.capacity_wait_ms:
+                raise
+            self._enlist(waiter)
+            self._wait_for_room(waiter, now_ms)
+            return Waiting(lease_id)
+        if isinstance(outcome, Acquired):
+            return outcome
+        self._enlist(waiter)
+        self._follow(waiter, outcome)
+        return Waiting(lease_id)
+
+    def cancel(self, waiter: Waiter) -> None:
+        """Answer a waiter with Cancelled."""
+        self._answer(waiter, Cancelled("released while waiting"))
+
+    def on_progress(self, lease: Lease, ended: bool) -> None:
+        """`lease` committed or ended: waiters behind it may go on (at the next poll)."""
+        followers = lease.followers
+        if not followers:
+            return
+        stay = []
+        for waiter in followers:
+            if waiter.done:
+                continue
+            computes = lease.committed + len(lease.pending) // self._state.block_bytes
+            if ended or lease.committed >= waiter.goal or computes < waiter.goal:
+                waiter.leader = None
+                self._ready.append(waiter)
+            else:
+                stay.append(waiter)
+        lease.followers = stay or None
+
+    def poll(self, now_ms: int) -> None:
+        """Let waiters go on that can, and expire those whose time is over."""
+        if not self._deadlines:
+            return
+        self._expire(now_ms)
+        while self._ready:
+            waiter = self._ready.popleft()
+            if not waiter.done:
+                self._retry(waiter, now_ms)
+        self._serve_room(now_ms)
+        self._press(now_ms)
+        if len(self._deadlines) > 4 * self.num_waiting + 64:
+            self._deadlines = sorted(entry for entry in self._deadlines if not entry[2].done)
+
+    def next_deadline_ms(self) -> int | None:
+        """When poll has something to do by time alone."""
+        while self._deadlines and self._deadlines[0][2].done:
+            heappop(self._deadlines)
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        if self._pressure_at_ms is not None and self._room:
+            times.append(self._pressure_at_ms)
+        return min(times) if times else None
+
+    def places(self, waiter: Waiter) -> int:
+        """In how many places a waiter waits; for checks."""
+        leader = waiter.leader
+        behind = leader is not None and waiter in (leader.followers or ())
+        return behind + (waiter in self._room) + (waiter in self._ready)
+
+    # ---- waiting ----------------------------------------------------------------------------
+
+    def _total_blocks(self, request: AcquireRequest) -> int:
+        return -(-len(request.tokens) // self._state.block_bytes) + request.extra_blocks
+
+    def _must_queue(self) -> bool:
+        return any(not waiter.session_full for waiter in self._room)
+
+    def _enlist(self, waiter: Waiter) -> None:
+        if len(waiter.session.waiting) >= self._state.config.max_waiting_acquires:
+            raise SessionFull(
+                f"a session may have {self._state.config.max_waiting_acquires} waiting acquires"
+            )
+        waiter.session.waiting[waiter.lease_id] = waiter
+        self.num_waiting += 1
+
+    def _set_deadline(self, at_ms: int, waiter: Waiter) -> None:
+        self._serial += 1
+        heappush(self._deadlines, (at_ms, self._serial, waiter))
+
+    def _follow(self, waiter: Waiter, found: Flight) -> None:
+        if not waiter.followed:
+            waiter.followed = True
+            self._state.counters.waits += 1
+            self._set_deadline(waiter.flight_deadline_ms, waiter)
+        waiter.leader = found.leader
+        waiter.goal = found.goal // self._state.block_bytes
+        if found.leader.followers is None:
+            found.leader.followers = []
+        found.leader.followers.append(waiter)
+
+    def _wait_for_room(self, waiter: Waiter, now_ms: int) -> None:
+        if waiter.room_deadline_ms is None:
+            wait_ms = min(waiter.request.capacity_wait_ms, MAX_WAIT_MS)
+            waiter.room_deadline_ms = now_ms + wait_ms
+            self._set_deadline(waiter.room_deadline_ms, waiter)
+        self._room.append(waiter)
+        self._failed_at = None
+
+    def _answer(self, waiter: Waiter, result: Acquired | CacheError) -> None:
+        assert not waiter.done
+        waiter.done = True
+        self.num_waiting -= 1
+        del waiter.session.waiting[waiter.lease_id]
+        leader = waiter.leader
+        if leader is not None and leader.followers:
+            leader.followers.remove(waiter)
+        if waiter in self._room:
+            self._room.remove(waiter)
+        if isinstance(result, Exhausted):
+            self._state.counters.exhausted += 1
+        self._state.events.append(
+            AcquireAnswered(waiter.session.session_id, waiter.lease_id, result)
+        )
+
+    def _expire(self, now_ms: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            waiter = heappop(self._deadlines)[2]
+            if waiter.done:
+                continue
+            if waiter.leader is not None:
+                followers = waiter.leader.followers
+                if waiter.flight_deadline_ms <= now_ms and followers:
+                    followers.remove(waiter)
+                    waiter.leader = None
+                    self._ready.append(waiter)
+            elif waiter in self._room and (waiter.room_deadline_ms or 0) <= now_ms:
+                self._answer(waiter, Exhausted(waiter.shortage))
+
+    def _retry(self, waiter: Waiter, now_ms: int) -> None:
+        try:
+            if self._must_queue():
+                raise Exhausted("others are waiting for room")
+            outcome = self._attempt(waiter, now_ms)
+        except Exhausted as error:
+            if now_ms < (waiter.room_deadline_ms or now_ms + waiter.request.capacity_wait_ms):
+                self._wait_for_room(waiter, now_ms)
+            else:
+                self._answer(waiter, error)
+            return
+        except CacheError as error:
+            self._answer(waiter, error)
+            return
+        if isinstance(outcome, Acquired):
+            self._answer(waiter, outcome)
+        else:
+            self._follow(waiter, outcome)
+
+    def _serve_room(self, now_ms: int) -> None:
+        state = self._state
+        for waiter in list(self._room):
+            stamp = (id(waiter), state.pool.num_available, state.index.clock)
+            if stamp == self._failed_at:
+                return
+            try:
+                outcome = self._attempt(waiter, now_ms)
+            except SessionFull:
+                continue
+            except Exhausted:
+                self._failed_at = (id(waiter), state.pool.num_available, state.index.clock)
+                return
+            except CacheError as error:
+                self._answer(waiter, error)
+                continue
+            if isinstance(outcome, Acquired):
+                self._answer(waiter, outcome)
+            else:
+                self._room.remove(waiter)
+                self._follow(waiter, outcome)
+
+    def _press(self, now_ms: int) -> None:
+        head = next((waiter for waiter in self._room if not waiter.session_full), None)
+        if head is None:
+            self._pressure_at_ms = None
+            return
+        if self._pressure_at_ms is not None and now_ms < self._pressure_at_ms:
+            return
+        self._pressure_at_ms = now_ms + PRESSURE_INTERVAL_MS
+        state = self._state
+        largest = max(
+            state.sessions.values(),
+            key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),
+        )
+        missing = self._total_blocks(head.request) - state.pool.num_available
+        state.counters.pressure_events += 1
+        state.events.append(Pressure(largest.session_id, max(missing, 1)))
+
+    # ---- one attempt ------------------------------------------------------------------------
+
+    def _attempt(self, waiter: Waiter, now_ms: int) -> Acquired | Flight:
+        """A lease, or the flight to wait for. On Exhausted nothing has changed."""
+        state, request = self._state, waiter.request
+        index = state.index
+        tree = index.tree(request.namespace)
+        index.lock(tree.root)
+        contents: tuple[Content, ...] = ()
+        try:
+            resolved = tree.contents.resolve(
+                request.tokens, request.contents, request.placeholder_tokens, intern=True
+            )
+            contents, tokens = resolved.contents, resolved.tokens
+            limit = usable_bytes(len(tokens), resolved.cacheable, state.block_bytes)
+            match = tree.match(tokens, limit)
+            found = flight.find(match, tokens, limit)
+            if found is not None and now_ms < waiter.flight_deadline_ms:
+                outcome: Acquired | Flight = found
+            else:
+                computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
+                lease = Lease(
+                    waiter.session, waiter.lease_id, tree.root, array("i"), 0, 0, b"",
+                    resolved.cacheable, request.placeholder_tokens, contents,
+                )  # fmt: skip
+                outcome = self._grant(lease, waiter, tokens, match, computed, now_ms)
+                contents = ()
+        except CacheError as error:
+            waiter.session_full = isinstance(error, SessionFull)
+            waiter.shortage = str(error)
+            raise
+        finally:
+            for content in contents:
+                tree.contents.refer(content, -1)
+            index.unlock(tree.root)
+        return outcome
+
+    def _grant(
+        self, lease: Lease, waiter: Waiter, tokens: bytes, match: Match, computed: int, now_ms: int
+    ) -> Acquired:
+        state, index, request = self._state, self._state.index, waiter.request
+        session, tree = waiter.session, match.node.tree
+        node = index.settle(match)
+        at = match.length
+        match = Match(node, len(node.tokens), at)
+        miss = explain(
+            tree, tree.seed, match, tokens, lease.cacheable, index.evicted, state.block_bytes
+        )
+        nearest, tail = self._tail(tree, match, tokens, lease.cacheable, request)
+        need = self._total_blocks(request) - at // state.block_bytes
+        held = [node] if nearest is None else [node, nearest.node]
+        for step in held:
+            index.lock(step)
+        try:
+            taken = state.take_private(session, need)
+        except CacheError:
+            for step in held:
+                index.unlock(step)
+            raise
+        copies: tuple[CopyOp, ...] = ()
+        if nearest is not None:
+            source = nearest.node.residency[GPU][nearest.block_index]
+            copies = (state.pool.start_copy(source, taken[0], tail, nearest.node),)
+            index.unlock(nearest.node)
+            state.counters.copied_blocks += 1
+        index.touch(node)
+        lease.node = node
+        lease.table = _path_blocks(node)
+        lease.committed = lease.published = len(lease.table)
+        lease.table.extend(taken)
+        lease.pending = tokens[at:]
+        session.leases[lease.lease_id] = lease
+        flight.register(lease)
+        self._count(request, (at // TOKEN_BYTES) + tail)
+        return Acquired(
+            lease.lease_id, lease.table.tobytes(), at // TOKEN_BYTES, tail, computed, miss,
+            now_ms - waiter.since_ms, copies,
+        )  # fmt: skip
+
+    def _tail(
+        self, tree: Tree, match: Match, tokens: bytes, cacheable: int, request: AcquireRequest
+    ) -> tuple[Nearest | None, int]:
+        """The block to copy a partial tail from, and its number of tokens."""
+        if not request.partial_tail:
+            return None, 0
+        nearest = tree.nearest(match, tokens)
+        if nearest is None:
+            return None, 0
+        at = match.length // TOKEN_BYTES
+        room = min(len(tokens) // TOKEN_BYTES - 1, cacheable) - at
+        tail = min(nearest.shared // TOKEN_BYTES, room)
+        return (nearest, tail) if tail > 0 else (None, 0)
+
+    def _count(self, request: AcquireRequest, hit_tokens: int) -> None:
+        counters = self._state.counters
+        queried = len(request.tokens) // TOKEN_BYTES
+        if request.resumed:
+            counters.resumed_acquires += 1
+            counters.resumed_queried_tokens += queried
+            counters.resumed_hit_tokens += hit_tokens
+        else:
+            counters.acquires += 1
+            counters.queried_tokens += queried
+            counters.hit_tokens += hit_tokens
+
+
+def _path_blocks(node: Node) -> array:
+    parts = []
+    step = node
+    while step.parent is not None:
+        parts.append(step.residency[GPU])
+        step = step.parent
+    table = array("i")
+    for ids in reversed(parts):
+        table.extend(ids)
+    return table

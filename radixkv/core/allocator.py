@@ -1,0 +1,43 @@
+"""Which block ids of a pool are free.
+
+Never used ids are handed out in ascending order, and only when no freed id is left, so that an
+arena needs memory only up to the highest id ever handed out. Id 0, the null block, is not here.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+
+class BlockAllocator:
+    """A stack of free block ids 1 … num_blocks. Every method is O(number of ids moved)."""
+
+    __slots__ = ("_free", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._free = array("i", range(num_blocks, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Free ids."""
+        return len(self._free)
+
+    def take(self, count: int) -> array:
+        """Remove `count` free ids and return them; the caller has checked `num_free`."""
+        free = self._free
+        assert 0 <= count <= len(free), "taking more blocks than are free"
+        if count == 0:
+            return array("i")
+        taken = free[-count:]
+        del free[-count:]
+        taken.reverse()
+        return taken
+
+    def put(self, ids: Iterable[int]) -> None:
+        """Give ids back. The caller owns them; `check()` of the cache finds a double free."""
+        self._free.extend(ids)
+
+    def free_ids(self) -> list[int]:
+        """A copy of the free ids, O(pool); for checks."""
+        return list(self._free)

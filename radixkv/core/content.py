@@ -1,0 +1,205 @@
+"""Content (images, audio) inside prompts: placeholders become interned negative tokens.
+
+All images expand to the same placeholder tokens, so tokens alone would confuse them. Before a
+match, the tokens of a content range are replaced by negative int32, one per (content id, offset).
+Text before an image is still shared, and the same image at the same place is too.
+
+Ids are reference counted by token: each negative token in the tree counts one, and each lease that
+names the content counts one. When ids run out, or a range contradicts what is known of its content,
+the sequence is *not cacheable* from there on. Falling back to "no content" would mix up images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sortedcontainers import SortedDict
+from xxhash import xxh3_64_intdigest
+
+from radixkv.core.errors import InvalidArgument
+from radixkv.core.results import ContentRange
+from radixkv.core.tokens import TOKEN_BYTES
+
+MAX_CONTENT_ID_BYTES = 64
+MAX_IDS = 2**31 - 1
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """One interned content: token for offset i is -(first + i); `refs` as the module says."""
+
+    content_id: bytes
+    first: int
+    length: int
+    refs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Tokens with interned content; cacheable up to `cacheable` tokens; contents it names."""
+
+    tokens: bytes
+    cacheable: int
+    contents: tuple[Content, ...]
+
+
+class ContentTable:
+    """Interned contents of one namespace."""
+
+    __slots__ = ("_by_id", "_by_first", "_free", "_next", "_max_ids")
+
+    def __init__(self, max_ids: int = MAX_IDS) -> None:
+        self._by_id: dict[bytes, Content] = {}
+        self._by_first: SortedDict = SortedDict()
+        self._free: SortedDict = SortedDict()
+        self._next = 1
+        self._max_ids = max_ids
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def resolve(
+        self,
+        tokens: bytes,
+        contents: Sequence[ContentRange],
+        placeholders: frozenset[int],
+        intern: bool,
+        offset: int = 0,
+    ) -> Resolved:
+        """Replace content ranges of `tokens`, whose first token has index `offset`.
+
+        With `intern` unknown contents get ids (each returned content has one reference more);
+        without, they only end what can match. Raises InvalidArgument for ranges that overlap, are
+        out of order or out of bounds, and for bad content ids.
+        """
+        num_tokens = len(tokens) // TOKEN_BYTES
+        cacheable = offset + num_tokens
+        if not contents and not placeholders:
+            return Resolved(tokens, cacheable, ())
+        values = np.frombuffer(tokens, "<i4").copy()
+        covered = np.zeros(num_tokens, bool)
+        found: list[Content] = []
+        end = 0
+        for item in contents:
+            start = item.start - offset
+            _check_range(item, start, end, num_tokens)
+            end = start + item.length
+            covered[start:end] = True
+            if cacheable < item.start:
+                continue
+            content = self._content(item, intern)
+            if content is None:
+                cacheable = item.start
+                continue
+            found.append(content)
+            values[start:end] = -np.arange(content.first, content.first + item.length)
+        if placeholders:
+            bare = np.isin(values, np.fromiter(placeholders, np.int64)) & ~covered
+            if bare.any():
+                cacheable = min(cacheable, offset + int(bare.argmax()))
+        if intern:
+            for content in found:
+                content.refs += 1
+        return Resolved(values.tobytes(), cacheable, tuple(found))
+
+    def _content(self, item: ContentRange, intern: bool) -> Content | None:
+        content = self._by_id.get(item.content_id)
+        if content is not None:
+            return content if content.length == item.length else None
+        first = self._allocate(item.length) if intern else None
+        if first is None:
+            return None
+        content = Content(item.content_id, first, item.length)
+        self._by_id[item.content_id] = content
+        self._by_first[first] = content
+        return content
+
+    def _allocate(self, length: int) -> int | None:
+        if self._next + length - 1 <= self._max_ids:
+            first = self._next
+            self._next += length
+            return first
+        for first, room in self._free.items():
+            if room >= length:
+                del self._free[first]
+                if room > length:
+                    self._free[first + length] = room - length
+                return first
+        return None
+
+    def count(self, tokens: bytes, change: int) -> None:
+        """Blocks with these tokens enter (+1) or leave (-1) the tree."""
+        if not self._by_id:
+            return
+        values = np.frombuffer(tokens, "<i4")
+        negative = -values[values < 0]
+        if not negative.size:
+            return
+        firsts = np.fromiter(self._by_first.keys(), np.int64, len(self._by_first))
+        owners, counts = np.unique(
+            np.searchsorted(firsts, negative, side="right") - 1, return_counts=True
+        )
+        for owner, number in zip(owners.tolist(), counts.tolist(), strict=True):
+            self.refer(self._by_first[int(firsts[owner])], change * number)
+
+    def refer(self, content: Content, change: int) -> None:
+        """Change the number of references; the last one frees the ids."""
+        content.refs += change
+        assert content.refs >= 0
+        if content.refs:
+            return
+        del self._by_id[content.content_id]
+        del self._by_first[content.first]
+        if not self._by_id:
+            self._next = 1
+            self._free.clear()
+        else:
+            self._release(content.first, content.length)
+
+    def _release(self, first: int, length: int) -> None:
+        index = self._free.bisect_left(first)
+        if index < len(self._free) and self._free.keys()[index] == first + length:
+            length += self._free.pop(first + length)
+        if index > 0:
+            before = self._free.keys()[index - 1]
+            if before + self._free[before] == first:
+                self._free[before] += length
+                return
+        self._free[first] = length
+
+    def canonical(self, tokens: bytes) -> bytes:
+        """`tokens` with interned ids replaced by values derived from content id and offset.
+
+        Digests are taken of these, so that they mean the same after ids were reused.
+        """
+        if not self._by_id:
+            return tokens
+        values = np.frombuffer(tokens, "<i4").copy()
+        for index in np.flatnonzero(values < 0).tolist():
+            token = -int(values[index])
+            at = self._by_first.bisect_right(token) - 1
+            content = self._by_first.peekitem(at)[1]
+            digest = xxh3_64_intdigest(content.content_id, token - content.first)
+            values[index] = -1 - (digest & 0x7FFFFFFF)
+        return values.tobytes()
+
+    def references(self) -> dict[bytes, int]:
+        """References by content id; for checks."""
+        return {content.content_id: content.refs for content in self._by_id.values()}
+
+    def owner(self, token: int) -> bytes:
+        """Content id of an interned (negative) token; for checks."""
+        at = self._by_first.bisect_right(-token) - 1
+        return self._by_first.peekitem(at)[1].content_id
+
+
+def _check_range(item: ContentRange, start: int, end: int, num_tokens: int) -> None:
+    if not 1 <= len(item.content_id) <= MAX_CONTENT_ID_BYTES:
+        raise InvalidArgument(f"content id must have 1 to {MAX_CONTENT_ID_BYTES} bytes")
+    if item.length < 1 or start < end or start + item.length > num_tokens:
+        raise InvalidArgument(
+            f"content range [{item.start}, {item.start + item.length}) is empty, out of order,"
+            " overlapping or out of bounds"
+        )

@@ -1,0 +1,48 @@
+"""A bounded memory of what was evicted, to tell "evicted" from "never computed".
+
+One 64-bit digest per eviction, of the whole prefix up to and including the first evicted block.
+That is enough: evictions go from the tail inward, so the block right behind a match is always the
+first of some eviction. A digest collision can only make a miss reason wrong, never a hit.
+"""
+
+from collections import OrderedDict
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from radixkv.core.tree import Node
+
+
+class EvictedDigests:
+    """Insertion-ordered set of at most `capacity` digests; the oldest are forgotten."""
+
+    __slots__ = ("_digests", "_capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self._digests: OrderedDict[int, None] = OrderedDict()
+        self._capacity = capacity
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, node: Node, kept_bytes: int) -> None:
+        """The edge of `node` is about to lose everything behind `kept_bytes`. O(prefix bytes)."""
+        if not self._capacity:
+            return
+        tree = node.tree
+        edge = node.tokens[: kept_bytes + tree.block_bytes]
+        parts = [step.tokens for step in tree.path(node)[:-1]]
+        parts.append(edge)
+        if len(tree.contents):
+            parts = [tree.contents.canonical(part) for part in parts]
+        digest = xxh3_64(seed=tree.seed)
+        for part in parts:
+            digest.update(part)
+        key = digest.intdigest()
+        self._digests[key] = None
+        self._digests.move_to_end(key)
+        if len(self._digests) > self._capacity:
+            self._digests.popitem(last=False)
+
+    def has(self, prefix: bytes, seed: int) -> bool:
+        """Whether this prefix (canonical token bytes, whole blocks) was evicted. O(bytes)."""
+        return bool(self._digests) and xxh3_64_intdigest(prefix, seed) in self._digests
