@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+
 from radixkv_kernels import paged_attention, write_kv
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
