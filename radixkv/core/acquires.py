@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 
 from radixkv.core import flight
 from radixkv.core.content import Content
-from radixkv.core.errors import CacheError, Cancelled, Exhausted, TooLarge
+from radixkv.core.errors import CacheError, Cancelled, Exhausted, InvalidArgument, TooLarge
 from radixkv.core.flight import Flight
 from radixkv.core.lease import Lease, Session, Waiter
 from radixkv.core.miss import explain, usable_bytes
@@ -61,6 +61,8 @@ class Acquires:
         """A new Acquire. Raises what the caller did wrong, TooLarge, or Exhausted."""
         state = self._state
         check_tokens(request.tokens, state.config.max_tokens)
+        if not request.tokens:
+            raise InvalidArgument("a prompt needs at least one token")
         state.check_new_lease(session, lease_id)
         blocks = self._total_blocks(request)
         if blocks > state.config.num_blocks:
@@ -268,7 +270,7 @@ class Acquires:
         state, request = self._state, waiter.request
         index = state.index
         tree = index.tree(request.namespace)
-        index.lock(tree.root)
+        index.hold(tree)
         contents: tuple[Content, ...] = ()
         try:
             resolved = tree.contents.resolve(
@@ -295,7 +297,7 @@ class Acquires:
         finally:
             for content in contents:
                 tree.contents.refer(content, -1)
-            index.unlock(tree.root)
+            index.let_go(tree)
         return outcome
 
     def _grant(

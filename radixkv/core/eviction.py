@@ -35,7 +35,7 @@ class Policy(Protocol):
         """Blocks at the end of `node` entered the tree."""
 
     def on_touch(self, node: Node) -> None:
-        """`node` was used."""
+        """The path down to `node` was used; all its nodes share the touch time."""
 
     def on_evict(self, node: Node, num_blocks: int) -> None:
         """`node` lost its last `num_blocks` blocks."""

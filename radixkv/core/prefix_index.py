@@ -47,6 +47,16 @@ class PrefixIndex:
             tree = self.trees[namespace] = Tree(namespace, self.block_bytes)
         return tree
 
+    def hold(self, tree: Tree) -> None:
+        """Keep a tree that may be empty from being dropped. O(1)."""
+        tree.root.locks += 1
+
+    def let_go(self, tree: Tree) -> None:
+        """Undo one `hold`."""
+        tree.root.locks -= 1
+        if not tree.root.locks:
+            self._drop_if_empty(tree)
+
     # ---- locks and recency ------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
@@ -56,7 +66,7 @@ class PrefixIndex:
             step.locks += 1
             if step.locks > 1:
                 return
-            count = step.num_blocks
+            count = len(step.residency[GPU])
             self.num_locked += count
             self.num_cached -= count
             if step.entry:
@@ -75,7 +85,7 @@ class PrefixIndex:
             if step.detached:
                 self._free_detached(step)
             else:
-                count = step.num_blocks
+                count = len(step.residency[GPU])
                 self.num_locked -= count
                 self.num_cached += count
                 if step.children is None:
@@ -98,12 +108,11 @@ class PrefixIndex:
         """Make the whole path to `node` the most recently used. O(nodes on the path)."""
         self.clock += 1
         clock = self.clock
-        on_touch = self.policy.on_touch
         step: Node | None = node
         while step is not None:
             step.touched = clock
-            on_touch(step)
             step = step.parent
+        self.policy.on_touch(node)
 
     def settle(self, match: Match) -> Node:
         """A node that ends where `match` ends, splitting if need be."""
