@@ -34,7 +34,7 @@ from radixkv.core.results import (
 )
 from radixkv.core.state import SessionFull, State
 from radixkv.core.tokens import TOKEN_BYTES, check_tokens
-from radixkv.core.tree import GPU, Match, Nearest, Node, Tree
+from radixkv.core.tree import GPU, Match, Nearest, Node
 
 PRESSURE_INTERVAL_MS = 100
 MAX_WAIT_MS = 3_600_000
@@ -311,23 +311,14 @@ class Acquires:
         miss = explain(
             tree, tree.seed, match, tokens, lease.cacheable, index.evicted, state.block_bytes
         )
-        nearest, tail = self._tail(tree, match, tokens, lease.cacheable, request)
-        need = self._total_blocks(request) - at // state.block_bytes
-        held = [node] if nearest is None else [node, nearest.node]
-        for step in held:
-            index.lock(step)
+        index.lock(node)
         try:
-            taken = state.take_private(session, need)
+            need = self._total_blocks(request) - at // state.block_bytes
+            taken, copies = self._take(session, need, match, tokens, lease.cacheable, request)
         except CacheError:
-            for step in held:
-                index.unlock(step)
+            index.unlock(node)
             raise
-        copies: tuple[CopyOp, ...] = ()
-        if nearest is not None:
-            source = nearest.node.residency[GPU][nearest.block_index]
-            copies = (state.pool.start_copy(source, taken[0], tail, nearest.node),)
-            index.unlock(nearest.node)
-            state.counters.copied_blocks += 1
+        tail = copies[0].num_tokens if copies else 0
         index.touch(node)
         lease.node = node
         lease.table = _path_blocks(node)
@@ -342,19 +333,43 @@ class Acquires:
             now_ms - waiter.since_ms, copies,
         )  # fmt: skip
 
-    def _tail(
-        self, tree: Tree, match: Match, tokens: bytes, cacheable: int, request: AcquireRequest
-    ) -> tuple[Nearest | None, int]:
+    def _take(
+        self, session: Session, need: int, match: Match, tokens: bytes, cacheable: int,
+        request: AcquireRequest,
+    ) -> tuple[array, tuple[CopyOp, ...]]:  # fmt: skip
+        """Private blocks, and the copy of a partial tail into the first of them.
+
+        The tail's source is locked from here until the copy is done. If that is what makes the
+        pool too small, there is no tail.
+        """
+        state = self._state
+        found = self._tail(match, tokens, cacheable) if request.partial_tail else None
+        if found is None:
+            return state.take_private(session, need), ()
+        nearest, tail = found
+        state.index.lock(nearest.node)
+        try:
+            taken = state.take_private(session, need)
+            source = nearest.node.residency[GPU][nearest.block_index]
+            copy = state.pool.start_copy(source, taken[0], tail, nearest.node)
+        except Exhausted:
+            taken = None
+        finally:
+            state.index.unlock(nearest.node)
+        if taken is None:
+            return state.take_private(session, need), ()
+        state.counters.copied_blocks += 1
+        return taken, (copy,)
+
+    def _tail(self, match: Match, tokens: bytes, cacheable: int) -> tuple[Nearest, int] | None:
         """The block to copy a partial tail from, and its number of tokens."""
-        if not request.partial_tail:
-            return None, 0
-        nearest = tree.nearest(match, tokens)
+        nearest = match.node.tree.nearest(match, tokens)
         if nearest is None:
-            return None, 0
+            return None
         at = match.length // TOKEN_BYTES
         room = min(len(tokens) // TOKEN_BYTES - 1, cacheable) - at
         tail = min(nearest.shared // TOKEN_BYTES, room)
-        return (nearest, tail) if tail > 0 else (None, 0)
+        return (nearest, tail) if tail > 0 else None
 
     def _count(self, request: AcquireRequest, hit_tokens: int) -> None:
         counters = self._state.counters

@@ -289,10 +289,12 @@ class Cache:
         """Blocks by state, O(sessions)."""
         state = self._state
         sessions = state.sessions.values()
+        busy = state.pool.busy
+        copied = sum(block in s.reserve for s in sessions for block in busy) if busy else 0
         return Books(
             leased=state.index.num_locked + sum(s.private_blocks for s in sessions),
-            in_flight=len(state.pool.parked),
-            reserved=sum(len(s.reserve) for s in sessions),
+            in_flight=len(state.pool.parked) + copied,
+            reserved=sum(len(s.reserve) for s in sessions) - copied,
             pinned=0,
             cached=state.index.num_cached,
             free=state.pool.num_free,

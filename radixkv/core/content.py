@@ -81,10 +81,9 @@ class ContentTable:
         values = np.frombuffer(tokens, "<i4").copy()
         covered = np.zeros(num_tokens, bool)
         found: list[Content] = []
-        end = 0
+        _check_ranges(contents, offset, num_tokens)
         for item in contents:
             start = item.start - offset
-            _check_range(item, start, end, num_tokens)
             end = start + item.length
             covered[start:end] = True
             if cacheable < item.start:
@@ -195,11 +194,14 @@ class ContentTable:
         return self._by_first.peekitem(at)[1].content_id
 
 
-def _check_range(item: ContentRange, start: int, end: int, num_tokens: int) -> None:
-    if not 1 <= len(item.content_id) <= MAX_CONTENT_ID_BYTES:
-        raise InvalidArgument(f"content id must have 1 to {MAX_CONTENT_ID_BYTES} bytes")
-    if item.length < 1 or start < end or start + item.length > num_tokens:
-        raise InvalidArgument(
-            f"content range [{item.start}, {item.start + item.length}) is empty, out of order,"
-            " overlapping or out of bounds"
-        )
+def _check_ranges(contents: Sequence[ContentRange], offset: int, num_tokens: int) -> None:
+    end = offset
+    for item in contents:
+        if not 1 <= len(item.content_id) <= MAX_CONTENT_ID_BYTES:
+            raise InvalidArgument(f"content id must have 1 to {MAX_CONTENT_ID_BYTES} bytes")
+        start, end_before, end = item.start, end, item.start + item.length
+        if item.length < 1 or start < end_before or end > offset + num_tokens:
+            raise InvalidArgument(
+                f"content range [{start}, {end}) is empty, out of order, overlapping or out of"
+                " bounds"
+            )

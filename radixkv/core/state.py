@@ -94,14 +94,14 @@ class State:
         for holding in lease.holdings:
             self.drop_holding(session, holding)
         node = lease.node
-        kept = 0 if node.detached else lease.published * self.block_size
+        kept = sum(len(step.tokens) for step in node.tree.path(node) if not step.detached)
         for content in lease.contents:
             node.tree.contents.refer(content, -1)
         self.index.unlock(node)
         if node.parent is not None:
             self.index.join_up(node)
         self.on_progress(lease, True)
-        return kept
+        return kept // TOKEN_BYTES
 
     def drop_holding(self, session: Session, holding: Holding) -> None:
         """One lease fewer refers to these blocks."""
