@@ -43,8 +43,7 @@ def _run(loaded: config.Loaded) -> int:
     from radixkv.server.specs import SpecError
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    settings_text = config.format_config(loaded).replace("\n", "; ")
-    logging.getLogger(__name__).info("settings: %s", settings_text)
+    logging.getLogger(__name__).info("%s", loaded.settings)
     try:
         return run(loaded.settings)
     except (TokenError, SpecError) as error:

@@ -137,15 +137,17 @@ class App:
         return EXIT_OK
 
     async def stop(self) -> None:
-        """Close all connections and listeners; also after a `start` that failed half-way."""
+        """Tell every session, close everything; also after a `start` that failed half-way."""
+        if self.runtime is not None:
+            self.runtime.close()
         if self._attach is not None:
             await self._attach.stop()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_STOP_GRACE_S)
         if self._http is not None:
             await self._http.stop()
-        if self.runtime is not None:
-            self.runtime.close()
+        # Copies that still run report to this loop, so they must end before it does.
+        await asyncio.to_thread(self._pool_host.close)
 
     def _bind_http(self) -> None:
         address = self._settings.http
