@@ -12,24 +12,30 @@ class Backing:
     pool has been full once, and costs nothing from then on. Only used once the pool exists.
     """
 
-    __slots__ = ("_highest", "_num_blocks", "_pool_host", "complete")
+    __slots__ = ("_backed", "_handed", "_num_blocks", "_pool_host", "complete")
 
     def __init__(self, pool_host: PoolHost, num_blocks: int) -> None:
         self._pool_host = pool_host
         self._num_blocks = num_blocks
-        self._highest = 0
+        self._handed = 0  # highest id the cache has given, also if it was taken back
+        self._backed = 0
         self.complete = False
 
     def back(self, highest: int) -> None:
-        """Return once blocks up to id `highest` have memory. Raises Exhausted."""
-        if highest > self._highest:
+        """Return once blocks up to id `highest`, just given by the cache, have memory.
+
+        Raises Exhausted; the caller takes the blocks back then.
+        """
+        if highest > self._handed:
+            self._handed = highest
+        if highest > self._backed:
             self._ensure(highest)
-            self._highest = highest
+            self._backed = highest
             self.complete = highest == self._num_blocks
 
     def prepare(self, count: int) -> None:
-        """Make sure that any `count` blocks handed out next have memory. Raises Exhausted."""
-        self._ensure(min(self._highest + count, self._num_blocks))
+        """Make sure that any `count` blocks the cache gives next have memory. Raises Exhausted."""
+        self._ensure(min(self._handed + count, self._num_blocks))
 
     def _ensure(self, highest: int) -> None:
         arena = self._pool_host.arena
