@@ -1,0 +1,81 @@
+"""What goes into and comes out of operations, as frozen values."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from radixkv.v1 import session_pb2 as pb
+from radixkv_client.errors import InvalidArgument
+from radixkv_client.tokens import block_ids
+
+REASONS = {
+    "finished": pb.FINISHED,
+    "aborted": pb.ABORTED,
+    "preempted": pb.PREEMPTED,
+    "conversation over": pb.CONVERSATION_OVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The part of a namespace that varies between requests; `adapter` needs its version."""
+
+    adapter: str = ""
+    adapter_version: str = ""
+    salt: str = ""
+
+    def to_proto(self) -> pb.Scope:
+        """The message that Acquire carries."""
+        return pb.Scope(adapter=self.adapter, adapter_version=self.adapter_version, salt=self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """Tokens [start, start + length) of the sequence are placeholders of one content."""
+
+    start: int
+    length: int
+    content_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why no more was cached: a name of `MissReason.Kind`, the first token that is not cached, and
+    for "DIVERGES" what the nearest branch has there."""
+
+    kind: str
+    at_token: int
+    nearest_tokens: array = field(default_factory=lambda: array("i"))
+
+    @classmethod
+    def from_proto(cls, miss: pb.MissReason) -> "Miss":
+        """From the message of an Acquire's or Lookup's reply."""
+        kind = pb.MissReason.Kind.Name(miss.kind)
+        return cls(kind, miss.at_token, block_ids(miss.nearest_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens of the lease that are published, and blocks of this commit that the tree had."""
+
+    published_tokens: int
+    duplicate_blocks: int
+
+
+def contents_to_proto(contents: Sequence[ContentRange]) -> list[pb.ContentRange]:
+    """Messages of content ranges; raises InvalidArgument."""
+    try:
+        return [
+            pb.ContentRange(start=part.start, length=part.length, content_id=part.content_id)
+            for part in contents
+        ]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"contents: {error}") from None
+
+
+def reason_to_proto(reason: str) -> "pb.ReleaseReason":
+    """The wire's value of a release reason; raises InvalidArgument."""
+    try:
+        return REASONS[reason]
+    except KeyError:
+        raise InvalidArgument(f"reason {reason!r}: not one of {list(REASONS)}") from None
