@@ -100,6 +100,7 @@ class Acquires:
             if waiter.done:
                 continue
             computes = lease.committed + len(lease.pending) // self._state.block_bytes
+            computes = min(computes, lease.cacheable // self._state.block_size)
             if ended or lease.committed >= waiter.goal or computes < waiter.goal:
                 waiter.leader = None
                 self._ready.append(waiter)
