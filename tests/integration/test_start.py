@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from radixkv import __version__
+from radixkv.v1 import session_pb2 as pb
+from tests.raw_session import RawSession
 from tests.server_process import ServerProcess, run_server
 
 MAX_REFUSAL_S = 5.0
@@ -212,6 +214,30 @@ def test_h3_pool_above_memory_names_what_fits_and_that_works(tmp_path: Path) -> 
     assert match, message
     with ServerProcess("--kv-spec", "llama-3-70b", gpu_blocks=int(match[1])) as server:
         assert server.ready["gpu_blocks"] == match[1]
+
+
+def test_h3_pool_above_memory_is_refused_at_hello_with_the_number_that_fits() -> None:
+    """The spec is unknown at the start here; the server goes on for those who fit."""
+    huge = pb.KVSpec(
+        num_layers=100,
+        num_kv_heads=100,
+        head_dim=128,
+        value_head_dim=128,
+        dtype="float32",
+        block_size=16,
+        layout="LKHTD",
+        block_bytes=100 * 100 * 256 * 16 * 4,
+    )
+    with ServerProcess(gpu_blocks=1_000_000) as server:
+        with RawSession(server.attach_path) as session:
+            status = session.hello(huge).status
+            assert status.code == pb.TOO_LARGE
+            assert "host memory" in status.message
+            assert "--gpu-blocks" in status.message
+            with pytest.raises(EOFError):
+                session.receive()
+        with RawSession(server.attach_path) as session:
+            assert session.hello().status.code == pb.OK
 
 
 def test_bad_options_are_refused_by_name(tmp_path: Path) -> None:
