@@ -155,9 +155,9 @@ class GrpcAsyncTransport:
     async def _read(self, on_messages: OnMessages, on_lost: OnLost) -> None:
         reason = "the server ended the stream"
         try:
-            async for message in self._call:
+            while isinstance(message := await self._call.read(), pb.ServerMessage):
                 on_messages([message])
-        except self._rpc_error as error:
+        except (self._rpc_error, asyncio.InvalidStateError) as error:
             reason = str(error)
         on_lost(ConnectionLost(reason))
 

@@ -24,8 +24,8 @@ Tokens = Any  # bytes, array, numpy or torch vector, or sequence of int
 def token_bytes(tokens: Tokens) -> bytes:
     """Little-endian int32 bytes of token ids.
 
-    `bytes` are taken as already encoded (the server checks their ids). Accepts `array`, numpy and
-    torch vectors of any integer type, and sequences of int. Raises InvalidArgument.
+    What is int32 already is taken as it is, and the server refuses negative ids. Accepts `array`,
+    numpy and torch vectors of any integer type, and sequences of int. Raises InvalidArgument.
     """
     if isinstance(tokens, bytes):
         if len(tokens) % TOKEN_BYTES:
@@ -54,11 +54,7 @@ def block_ids(encoded: bytes) -> array:
 def _from_array(tokens: array) -> bytes:
     if tokens.typecode not in "bBhHiIlLqQ":
         raise InvalidArgument(f"tokens: array of type {tokens.typecode!r}, not of integers")
-    if tokens.typecode != "i":
-        return _checked(list(tokens))
-    if tokens and min(tokens) < 0:
-        raise InvalidArgument(f"tokens: id {min(tokens)} is negative")
-    return tokens.tobytes()
+    return tokens.tobytes() if tokens.typecode == "i" else _checked(tokens)
 
 
 def _from_numpy(tokens: Any) -> bytes:
@@ -66,11 +62,12 @@ def _from_numpy(tokens: Any) -> bytes:
         raise InvalidArgument(f"tokens: shape {tokens.shape}, not a vector")
     if tokens.dtype.kind not in "iu":
         raise InvalidArgument(f"tokens: dtype {tokens.dtype}, not an integer type")
-    if tokens.size:
+    if tokens.size and tokens.dtype.str != "<i4":
         lowest, highest = int(tokens.min()), int(tokens.max())
         if lowest < 0 or highest > MAX_TOKEN_ID:
             raise InvalidArgument(f"tokens: ids from {lowest} to {highest} exceed [0, 2**31)")
-    return tokens.astype("<i4", copy=False).tobytes()
+    encoded: bytes = tokens.astype("<i4", copy=False).tobytes()
+    return encoded
 
 
 def _from_sequence(tokens: Any) -> bytes:
@@ -82,10 +79,7 @@ def _from_sequence(tokens: Any) -> bytes:
 
 
 def _checked(tokens: Sequence[int]) -> bytes:
-    try:
-        ids = array("i", tokens)
-    except OverflowError:
-        raise InvalidArgument(
-            f"tokens: ids from {min(tokens)} to {max(tokens)} exceed [0, 2**31)"
-        ) from None
-    return _from_array(ids)
+    lowest, highest = min(tokens, default=0), max(tokens, default=0)
+    if lowest < 0 or highest > MAX_TOKEN_ID:
+        raise InvalidArgument(f"tokens: ids from {lowest} to {highest} exceed [0, 2**31)")
+    return array("i", tokens).tobytes()

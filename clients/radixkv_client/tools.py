@@ -15,7 +15,7 @@ from radixkv_client.tokens import Tokens, token_bytes
 from radixkv_client.values import ContentRange, Miss, Scope, contents_to_proto
 
 DEFAULT_TIMEOUT_S = 30.0
-_CODES = {"RESOURCE_EXHAUSTED": "EXHAUSTED", "UNAUTHENTICATED": "PERMISSION_DENIED"}
+_CODES = {"RESOURCE_EXHAUSTED": "EXHAUSTED", "OUT_OF_RANGE": "TOO_LARGE"}
 
 
 @dataclass(frozen=True, slots=True)
