@@ -50,8 +50,8 @@ def publish(session: RawSession, scope: pb.Scope) -> int | None:
 @pytest.mark.parametrize("field", ["salt", "adapter", "adapter_version"])
 def test_g3_names_in_a_scope(server: ServerProcess, field: str) -> None:
     before = files(server)
-    with RawSession(server.attach_path) as session:
-        session.hello()
+    with RawSession(server) as session:
+        session.greet()
         first = {name: publish(session, scope_of(field, name)) for name in NAMES}
         again = {name: publish(session, scope_of(field, name)) for name in NAMES}
         empty = publish(session, scope_of(field, ""))
@@ -68,8 +68,8 @@ def test_g3_names_of_models(server: ServerProcess) -> None:
     before = files(server)
     found: dict[str, list[int | None]] = {}
     for name in [*NAMES, *NAMES, ""]:
-        with RawSession(server.attach_path) as session:
-            code = session.hello(model=name).status.code
+        with RawSession(server) as session:
+            code = session.greet(model=name).status.code
             assert code in (pb.OK, pb.INVALID_ARGUMENT)
             cached = publish(session, pb.Scope()) if code == pb.OK else None
             found.setdefault(name, []).append(cached)

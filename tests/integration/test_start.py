@@ -16,6 +16,7 @@ from radixkv import __version__
 from radixkv.v1 import session_pb2 as pb
 from tests.raw_session import RawSession
 from tests.server_process import ServerProcess, run_server
+from tests.wire_peer import Cut
 
 MAX_REFUSAL_S = 5.0
 # 127.0.0.1, the same inside IPv6, ::1; as /proc/net/tcp writes them
@@ -229,15 +230,15 @@ def test_h3_pool_above_memory_is_refused_at_hello_with_the_number_that_fits() ->
         block_bytes=100 * 100 * 256 * 16 * 4,
     )
     with ServerProcess(gpu_blocks=1_000_000) as server:
-        with RawSession(server.attach_path) as session:
-            status = session.hello(huge).status
+        with RawSession(server) as session:
+            status = session.greet(huge).status
             assert status.code == pb.TOO_LARGE
             assert "host memory" in status.message
             assert "--gpu-blocks" in status.message
-            with pytest.raises(EOFError):
-                session.receive()
-        with RawSession(server.attach_path) as session:
-            assert session.hello().status.code == pb.OK
+            with pytest.raises(Cut):
+                session.stream.receive()
+        with RawSession(server) as session:
+            assert session.greet().status.code == pb.OK
 
 
 def test_bad_options_are_refused_by_name(tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(autouse=True)
 def session(server: ServerProcess) -> Iterator[RawSession]:
     """A worker that has published the tokens 0..31 and released them."""
-    with RawSession(server.attach_path) as session:
-        session.hello()
+    with RawSession(server) as session:
+        session.greet()
         session.call(acquire=pb.Acquire(lease_id=1, tokens=tokens(range(40))))
         session.call(commit=pb.Commit(lease_id=1, upto=40))
         session.call(release=pb.Release(lease_id=1))
         yield session
-        session.send(bye=pb.Bye())
+        session.bye()
 
 
 def at(server: ServerProcess) -> list[str]:
@@ -125,7 +125,7 @@ def test_g2_changing_calls_over_tcp_need_the_admin_token(
 def test_sessions_and_kill(server: ServerProcess) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", "from tests.integration.test_tool import hold_lease; import sys;"
-         "hold_lease(sys.argv[1])", server.attach_path],
+         "hold_lease(sys.argv[1])", str(server.directory)],
         stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -147,14 +147,13 @@ def test_sessions_and_kill(server: ServerProcess) -> None:
     assert "session id" in tool("sessions", "kill", *at(server)).stderr
 
 
-def hold_lease(path: str) -> None:
+def hold_lease(directory: str) -> None:
     """A worker process of its own: takes a lease, says so, and waits to be killed."""
-    with RawSession(path) as session:
-        session.hello()
+    with RawSession(ServerProcess(directory=Path(directory))) as session:
+        session.greet()
         session.call(acquire=pb.Acquire(lease_id=1, tokens=tokens(range(100, 120))))
         print("holding", flush=True)
-        session.socket.settimeout(60)
-        session.receive()
+        session.stream.receive(timeout=60)
 
 
 def test_no_server_is_a_clear_error(tmp_path: Path) -> None:
