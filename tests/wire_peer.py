@@ -117,8 +117,9 @@ class GrpcStream:
 class WirePeer:
     """One session of this process, or the attempt at one. Checks that replies come once."""
 
-    def __init__(self, socket_dir: Path, transport: str) -> None:
+    def __init__(self, socket_dir: Path, transport: str, kv_spec: pb.KVSpec = SPEC) -> None:
         self.socket_dir = socket_dir
+        self.kv_spec = kv_spec
         self.transport = transport
         self.attach = LocalStream(socket_dir / "attach.sock")
         self.attached = self.attach.receive().attached
@@ -138,7 +139,7 @@ class WirePeer:
         """Say Hello with `changes` to a good one; the reply, whatever it is."""
         fields = {
             "session_token": self.token, "protocol_version": 1, "client": "test",
-            "model_fingerprint": "model", "kv_spec": SPEC,
+            "model_fingerprint": "model", "kv_spec": self.kv_spec,
         }  # fmt: skip
         hello = pb.Hello(**(fields | changes))
         self.stream.send(pb.ClientMessage(hello=hello).SerializeToString())
