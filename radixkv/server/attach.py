@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import cast
 
 from radixkv import __version__
-from radixkv.server.conversation import Conversation
+from radixkv.server.conversation import (
+    CLOSE_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    MAX_UNSENT_BYTES,
+    SLOW_READER_TIMEOUT_S,
+    Conversation,
+)
 from radixkv.server.errors import PermissionDenied
 from radixkv.server.handshake import pools_message
 from radixkv.server.processes import AttachedProcess, peer_of
@@ -38,10 +44,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2 * limits.MAX_SESSIONS
 BACKLOG = 128
-HELLO_TIMEOUT_S = 30.0
-MAX_UNSENT_BYTES = 32 << 20
-SLOW_READER_TIMEOUT_S = 30.0
-CLOSE_TIMEOUT_S = 5.0
 DESCRIPTOR_RETRY_S = 0.001
 MAX_DESCRIPTORS = 65_536  # what the soft limit is raised to, if the hard one allows
 _LENGTH = struct.Struct("<I")

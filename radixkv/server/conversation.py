@@ -11,6 +11,12 @@ from radixkv.v1 import session_pb2 as pb
 if TYPE_CHECKING:
     from radixkv.server.runtime import Runtime
 
+# Limits of a stream, on either transport.
+HELLO_TIMEOUT_S = 30.0
+MAX_UNSENT_BYTES = 32 << 20  # waiting for a peer that does not read, before it is not read from
+SLOW_READER_TIMEOUT_S = 30.0  # how long it may stay so
+CLOSE_TIMEOUT_S = 5.0  # for what was sent to go out
+
 
 class Conversation:
     """One stream's side of the session protocol. The transport settles the runtime afterwards.

@@ -10,7 +10,13 @@ import grpc
 
 from radixkv.core.errors import CacheError
 from radixkv.server.admin import AdminToken
-from radixkv.server.conversation import Conversation
+from radixkv.server.conversation import (
+    CLOSE_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    MAX_UNSENT_BYTES,
+    SLOW_READER_TIMEOUT_S,
+    Conversation,
+)
 from radixkv.server.errors import MAX_MESSAGE_CHARS, PermissionDenied
 from radixkv.server.operations import fill_miss
 from radixkv.server.runtime import Runtime
@@ -18,11 +24,7 @@ from radixkv.v1 import cache_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_BYTES = 32 << 20  # waiting for a peer that does not read, before it is not read from
 MAX_STREAMS = 1024  # of Session, all clients together
-HELLO_TIMEOUT_S = 30.0
-SLOW_READER_TIMEOUT_S = 30.0
-CLOSE_TIMEOUT_S = 5.0
 
 _SERVICE = cache_pb2.DESCRIPTOR.services_by_name["Cache"]
 _CODES = {
@@ -41,11 +43,12 @@ Context = grpc.aio.ServicerContext
 
 
 class GrpcLink:
-    """The outgoing side of one Session stream."""
+    """The outgoing side of one Session stream. `on_close` is called when the server closes it."""
 
     transport = "grpc"
 
     def __init__(self) -> None:
+        self.on_close: Callable[[], Any] = lambda: None
         self._queue: deque[bytes] = deque()
         self._num_unsent_bytes = 0
         self._closing = False
@@ -66,8 +69,8 @@ class GrpcLink:
     def close(self) -> None:
         """End the stream once everything queued has gone out; idempotent."""
         self._closing = True
-        self._has_room.set()
         self._wake.set()
+        self.on_close()
 
     async def room(self) -> None:
         """Wait while too much is unsent. Raises TimeoutError after SLOW_READER_TIMEOUT_S."""
@@ -114,6 +117,7 @@ class CacheService:
         conversation = Conversation(self._runtime, link, None)
         reader = asyncio.create_task(self._read(requests, link, conversation))
         writer = asyncio.create_task(link.write_to(context))
+        link.on_close = reader.cancel
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and not writer.done():
@@ -121,8 +125,9 @@ class CacheService:
                 await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
         finally:
             self._num_streams -= 1
-            reader.cancel()
-            writer.cancel()
+            for task in (reader, writer):
+                task.cancel()
+                task.add_done_callback(_forget)
             if conversation.session is not None:
                 conversation.session.drop_link(link)
 
@@ -138,11 +143,6 @@ class CacheService:
                 await link.room()
         except TimeoutError:
             log.warning("a client does not read its stream: disconnected")
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            if not conversation.over:
-                log.debug("a stream was cut", exc_info=True)
         finally:
             timer.cancel()
 
@@ -230,6 +230,13 @@ def _unary(method: Callable[[Any, Context], Awaitable[Any]], request_type: Any) 
             return await method(request, context)
         except CacheError as error:
             await context.abort(_CODES[error.code], str(error)[:MAX_MESSAGE_CHARS])
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            log.exception("a call for tools failed")
+            await context.abort(
+                grpc.StatusCode.INTERNAL, "a fault in the server; its log has more"
+            )
 
     return grpc.unary_unary_rpc_method_handler(
         handle,
@@ -245,6 +252,12 @@ async def _unimplemented(request: bytes, context: Context) -> None:
 def _is_local(context: Context) -> bool:
     """Whether the peer came over the Unix socket, which only this user can reach."""
     return context.peer().startswith("unix:")
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """A cut stream makes its tasks fail, which is nothing to report."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("a stream was cut: %s", task.exception())
 
 
 def _check_hello(conversation: Conversation) -> None:
