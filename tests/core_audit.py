@@ -114,9 +114,10 @@ class Audit:
             return
         gone = [entry for entry in self.model.entries.values() if not self.is_cached(entry)]
         assert len(gone) == count, f"{count} evicted, {len(gone)} not found any more"
-        busy = self.model.leased() | self.model.in_copy()
+        leased, in_copy = self.model.leased(), self.model.in_copy()
         for entry in gone:
-            assert entry.block not in busy, "evicted a leased block"
+            assert entry.block not in leased, "evicted a leased block"
+            assert entry.block not in in_copy, "evicted a block with a copy in flight"
             self._youngest_evicted = max(self._youngest_evicted, entry.touched)
             del self.model.entries[entry.key]
 
