@@ -20,7 +20,7 @@ from radixkv.core.tree import GPU, Node
 @dataclass(slots=True)
 class _Copy:
     op: CopyOp
-    node: Node | None
+    nodes: list[Node]
 
 
 class BlockPool:
@@ -78,12 +78,25 @@ class BlockPool:
         """Begin a copy; with `node`, the tree node of `source` is locked until it is done."""
         op = CopyOp(self._next_copy, GPU, source, target, num_tokens)
         self._next_copy += 1
-        self._copies[op.copy_id] = _Copy(op, node)
+        copy = self._copies[op.copy_id] = _Copy(op, [])
         for block in (source, target):
             self.busy[block] = self.busy.get(block, 0) + 1
         if node is not None:
-            self._index.lock(node)
+            self._lock_for(copy, node)
         return op
+
+    def publish(self, ids: Iterable[int], node: Node) -> None:
+        """These blocks now belong to the path of `node`: copies of busy ones lock it too."""
+        if not self.busy:
+            return
+        published = self.busy.keys() & set(ids)
+        for copy in self._copies.values():
+            if published & {copy.op.source, copy.op.target}:
+                self._lock_for(copy, node)
+
+    def _lock_for(self, copy: _Copy, node: Node) -> None:
+        copy.nodes.append(node)
+        self._index.lock(node)
 
     def finish_copy(self, copy_id: int) -> None:
         """The copy ended, well or not."""
@@ -95,13 +108,9 @@ class BlockPool:
                 if block in self.parked:
                     self.parked.discard(block)
                     self._allocator.put((block,))
-        if copy.node is not None:
-            self._index.unlock(copy.node)
+        for node in copy.nodes:
+            self._index.unlock(node)
 
     def copy_locks(self) -> list[Node]:
         """Nodes locked by copies; for checks."""
-        return [copy.node for copy in self._copies.values() if copy.node is not None]
-
-    def has_copy(self, copy_id: int) -> bool:
-        """Whether this copy is still in flight."""
-        return copy_id in self._copies
+        return [node for copy in self._copies.values() for node in copy.nodes]

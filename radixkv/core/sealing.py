@@ -88,6 +88,7 @@ def _publish(state: State, lease: Lease, tokens: bytes, ids: array) -> int:
         index.lock(end)
         index.unlock(start)
         lease.node = end
+    state.pool.publish(ids[duplicates:], end)
     index.touch(end)
     lease.session.private_blocks -= len(ids) - duplicates
     return duplicates
