@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
@@ -69,7 +70,9 @@ def tensors(reader: GGUFReader, config: ModelConfig, dtype: torch.dtype) -> dict
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     result = {}
     for tensor in reader.tensors:
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        values = torch.from_numpy(
+            np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W")
+        )
         kind = tensor.name.split(".")[-2]
         if kind in heads:
             values = _unpermute(values, heads[kind])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
+import xxhash
 from aiohttp import web
 
 from radixkv_worker import http_api
@@ -32,6 +33,7 @@ class Api:
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/stats", self._stats)
+        application.router.add_get("/debug/blocks/{block_id:[0-9]+}", self._block)
         return application
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
@@ -55,6 +57,14 @@ class Api:
         stats = asdict(self._engine.stats())
         stats["recent"] = [{"id": name, **values} for name, values in stats["recent"]]
         return web.json_response(stats)
+
+    async def _block(self, http: web.Request) -> web.Response:
+        """Digest of one block of the pool, as this process's mapping shows it now."""
+        block_id, pool = int(http.match_info["block_id"]), self._engine.client.pool
+        if not 1 <= block_id <= pool.num_blocks:
+            return _refusal(404, f"blocks have ids 1 to {pool.num_blocks}", "not_found")
+        digest = xxhash.xxh3_128_hexdigest(pool.as_numpy()[block_id])
+        return web.json_response({"block_id": block_id, "xxh3": digest})
 
     async def _call(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         loaded = self._engine.loaded
