@@ -166,6 +166,11 @@ class AsyncClient(ClientBase):
 
     async def answered(self, answer: Answer, timeout: float | None) -> Any:
         """The answer's value or error; DeadlineExceeded if it takes too long."""
+        await self.wait(answer, timeout)
+        return answer.result()
+
+    async def wait(self, answer: Answer, timeout: float | None) -> None:
+        """Return once answered; DeadlineExceeded if that takes too long."""
         if not answer.done:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
@@ -183,7 +188,6 @@ class AsyncClient(ClientBase):
                 timer.cancel()
             if not answer.done:
                 raise DeadlineExceeded("no answer in time")
-        return answer.result()
 
     def abandon(self, leases: Sequence[LeaseState]) -> None:
         """Give back leases whose Acquire or Fork nobody waits for any more; does not wait."""

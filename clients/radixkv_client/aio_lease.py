@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from radixkv_client.base import draw_for, refill_for, wait_for_event
+from radixkv_client.base import refills, wait_for_event
 from radixkv_client.batch import BatchBase, PendingBase
 from radixkv_client.errors import RadixKVError, Unavailable
 from radixkv_client.lease import LeaseState
@@ -48,10 +48,9 @@ class AsyncLease(LeaseState):
     async def append_blocks(self, num_blocks: int, *, timeout: float | None = None) -> list[int]:
         """Add private blocks from the reserve; returns their ids. Raises Exhausted."""
         self._client.enter()
-        refill = refill_for(self, num_blocks)
-        if refill is not None:
-            await self._client.call([refill], timeout)
-        return draw_for(self, num_blocks)
+        for answer in refills(self, num_blocks, lambda refill: self._client.submit([refill])[0]):
+            await self._client.wait(answer, timeout)
+        return self.draw(num_blocks).tolist()
 
     async def trim(self, upto: int, *, timeout: float | None = None) -> None:
         """Forget uncommitted tokens from `upto` on; whole blocks go to the reserve."""

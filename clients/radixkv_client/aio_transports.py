@@ -24,7 +24,7 @@ from radixkv_client.attach import (
     open_local,
     opened,
 )
-from radixkv_client.errors import Internal
+from radixkv_client.errors import Internal, RadixKVError
 from radixkv_client.transports import SESSION_METHOD, frames
 
 OnMessages = Callable[[list[pb.ServerMessage]], None]
@@ -195,11 +195,13 @@ async def open_async_transport(
         hello = identity.hello(connection.attached.session_token, resume)
         reply = await transport.say_hello(hello, deadline)
         finished = await _in_thread(lambda: opened(connection, reply, resume), _discard)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, RadixKVError):
+            error = connection.explain(error)
         transport.detach()
         if connection is not left:
             connection.close()
-        raise
+        raise error from None
     if left is not None and left is not connection:
         left.close()
     return transport, finished

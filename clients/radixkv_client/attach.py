@@ -119,6 +119,10 @@ class AttachConnection:
         taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         return pools, taken
 
+    def explain(self, error: RadixKVError) -> Exception:
+        """Why Hello over gRPC was refused: `error`, unless this connection has been cut."""
+        return error if self.still_open() else ConnectionLost("the attach connection was cut")
+
     def still_open(self) -> bool:
         """Whether the server still holds its end; what it sent meanwhile is dropped."""
         self.socket.setblocking(False)

@@ -10,7 +10,7 @@ Theory of operation of a connection
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypedDict
 
@@ -229,27 +229,36 @@ class ClientBase:
         return Unavailable(f"the session cannot go on: {error}")
 
 
-def refill_for(lease: LeaseState, num_blocks: int) -> Request | None:
-    """A Refill so that the lease can draw so many blocks; None if it can. Raises Exhausted."""
+def refills(
+    lease: LeaseState, num_blocks: int, submit: Callable[[Request], Answer]
+) -> Iterator[Answer]:
+    """Answers to wait for, one after the other, until so many blocks can be drawn for a lease.
+
+    Several, because another thread or task may draw what a Refill brought. Only one Refill is under
+    way at a time, so that together they never ask for more than the reserve may hold. Raises
+    Exhausted.
+    """
+    connected, reserve = lease.connected, lease.connected.reserve
     lease.check_drawable()
-    reserve = lease.connected.reserve
-    if reserve.num_free >= num_blocks:
-        return None
-    size = reserve.refill_size(num_blocks)
-    if not size:
-        raise Exhausted(
-            f"{num_blocks} blocks wanted: the reserve may hold {reserve.max_blocks}, "
-            f"{reserve.num_drawn} are drawn; commit, which names them, or extend"
-        )
-    return lease.connected.refill_request(size)
-
-
-def draw_for(lease: LeaseState, num_blocks: int) -> list[int]:
-    """Draw after a Refill; raises Exhausted if too few came."""
-    num_free = lease.connected.reserve.num_free
-    if num_free < num_blocks:
-        raise Exhausted(f"{num_blocks} blocks wanted, the pool had {num_free} for the reserve")
-    return lease.draw(num_blocks).tolist()
+    while reserve.num_free < num_blocks:
+        answer = connected.refilling
+        if answer is not None and not answer.done:
+            yield answer
+        else:
+            size = reserve.refill_size(num_blocks)
+            if not size:
+                raise Exhausted(
+                    f"{num_blocks} blocks wanted: the reserve may hold {reserve.max_blocks}, "
+                    f"{reserve.num_drawn} are drawn; commit, which names them, or extend"
+                )
+            answer = connected.refilling = submit(connected.refill_request(size))
+            yield answer
+            if not answer.result():
+                raise Exhausted(
+                    f"{num_blocks} blocks wanted, {reserve.num_free} are in the reserve and the "
+                    "pool has no more for it"
+                )
+        lease.check_drawable()
 
 
 def wait_for_event(event: Any) -> None:

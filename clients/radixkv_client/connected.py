@@ -1,10 +1,11 @@
 """What a client has while it is connected to one run of the server; a restart brings a new one."""
 
 from radixkv.v1 import session_pb2 as pb
-from radixkv_client.errors import fresh
+from radixkv_client.errors import RadixKVError, fresh
 from radixkv_client.pool import PoolMapping
-from radixkv_client.protocol import Request, Session
+from radixkv_client.protocol import Answer, Request, Session
 from radixkv_client.reserve import Reserve
+from radixkv_client.tokens import block_ids
 
 
 class Connected:
@@ -18,6 +19,7 @@ class Connected:
         self.session = Session(hello.limits, self._on_pressure)
         self.reserve = Reserve(hello.limits.max_reserve_blocks)
         self.pressure = 0
+        self.refilling: Answer | None = None  # the latest Refill's
         self._last_lease_id = 0
 
     def next_lease_id(self) -> int:
@@ -31,10 +33,10 @@ class Connected:
             raise fresh(self.session.failure)
 
     def refill_request(self, num_blocks: int) -> Request:
-        """Bring blocks into the reserve; its reply adds them."""
+        """Bring blocks into the reserve; its reply adds them, its result says how many."""
         op = pb.Op()
         op.refill.num_blocks = num_blocks
-        return Request(op, lambda reply: self.reserve.add_encoded(reply.refill.blocks))
+        return Request(op, lambda reply: self.reserve.add(block_ids(reply.refill.blocks)))
 
     def give_back_request(self, num_blocks: int) -> Request | None:
         """Return up to so many free blocks of the reserve; None if there are none."""
@@ -43,7 +45,11 @@ class Connected:
             return None
         op = pb.Op()
         op.give_back.blocks = blocks.tobytes()
-        return Request(op, lambda reply: len(blocks), lambda error: self.reserve.add(blocks))
+
+        def refused(error: RadixKVError) -> None:
+            self.reserve.add(blocks)
+
+        return Request(op, lambda reply: len(blocks), refused)
 
     def _on_pressure(self, num_blocks: int) -> None:
         """Give reserve back at once; what is still missing is the worker's to free."""

@@ -142,6 +142,11 @@ class Session:
         """Whether outgoing() would give something."""
         return bool(self._queue) and len(self._kept) < self.limits.max_unacknowledged_steps
 
+    @property
+    def window_is_full(self) -> bool:
+        """Whether operations are queued that only an acknowledgement lets out."""
+        return bool(self._queue) and not self.has_outgoing
+
     def outgoing(self) -> list[bytes]:
         """Serialized ClientMessages to send now, in order; nothing while the window is full."""
         steps = []

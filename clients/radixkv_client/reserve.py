@@ -28,13 +28,10 @@ class Reserve:
         """Blocks that leases have drawn and no Commit has named."""
         return self._num_drawn
 
-    def add(self, blocks: Iterable[int]) -> None:
+    def add(self, blocks: array) -> int:
         """Blocks that came from the server: a Refill, or whole blocks that a Trim freed."""
         self._free.extend(blocks)
-
-    def add_encoded(self, blocks: bytes) -> None:
-        """The same from int32 bytes."""
-        self._free.frombytes(blocks)
+        return len(blocks)
 
     def draw(self, num_blocks: int) -> array:
         """Take blocks for a lease; the newest first, whose memory is warm."""

@@ -54,8 +54,11 @@ class SyncConnection(ClientBase):
 
     def submit(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
         """(locked) Send operations, or queue them while the connection is lost."""
-        answers = submit_all(self.connected.session, requests)
+        session = self.connected.session
+        answers = submit_all(session, requests)
         self._send()
+        if session.window_is_full and not self._reading:
+            self._pump(0)  # an acknowledgement may have come that nobody has read
         while self._transport is not None and not self._transport.flush(0):
             if time.monotonic() >= deadline:
                 break

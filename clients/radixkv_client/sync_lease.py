@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from radixkv_client.base import draw_for, refill_for, wait_for_event
+from radixkv_client.base import refills, wait_for_event
 from radixkv_client.batch import BatchBase, PendingBase
 from radixkv_client.errors import RadixKVError, Unavailable
 from radixkv_client.lease import LeaseState
@@ -58,10 +58,11 @@ class Lease(LeaseState):
         client = self._client
         deadline = client.deadline(timeout)
         with client.entered():
-            refill = refill_for(self, num_blocks)
-            if refill is not None:
-                client.call([refill], deadline)
-            return draw_for(self, num_blocks)
+            for answer in refills(
+                self, num_blocks, lambda refill: client.submit([refill], deadline)[0]
+            ):
+                client.wait(answer, deadline)
+            return self.draw(num_blocks).tolist()
 
     def trim(self, upto: int, *, timeout: float | None = None) -> None:
         """Forget uncommitted tokens from `upto` on; whole blocks go to the reserve."""

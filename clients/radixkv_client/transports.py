@@ -27,7 +27,7 @@ from radixkv_client.attach import (
     open_local,
     opened,
 )
-from radixkv_client.errors import Internal
+from radixkv_client.errors import Internal, RadixKVError
 
 SESSION_METHOD = "/radixkv.v1.Cache/Session"
 MAX_INBOX_MESSAGES = 1024  # received by gRPC and not read yet; then its thread stops reading
@@ -270,11 +270,13 @@ def open_transport(
     try:
         hello = identity.hello(connection.attached.session_token, resume)
         result = opened(connection, transport.say_hello(hello, deadline), resume)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, RadixKVError):
+            error = connection.explain(error)
         transport.detach()
         if connection is not left:
             connection.close()
-        raise
+        raise error from None
     if left is not None and left is not connection:
         left.close()
     return transport, result

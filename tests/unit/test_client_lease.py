@@ -110,7 +110,7 @@ def test_acquire_carries_all_options_and_takes_in_the_reply(rig: Rig):
 
 def test_commit_sends_only_what_the_lease_has_not_seen_and_names_drawn_blocks(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8, 9])
+    rig.connected.reserve.add(array("i", [8, 9]))
     assert lease.draw(2).tolist() == [8, 9] == lease.block_table.tolist()[3:]
     answer, op = rig.send(lease.commit_request(16, tokens(10, 16)))
     assert op.commit.tokens == tokens(10, 16) and op.commit.blocks == ids(8, 9)
@@ -123,7 +123,7 @@ def test_commit_sends_only_what_the_lease_has_not_seen_and_names_drawn_blocks(ri
 
 def test_a_refused_commit_leaves_the_lease_as_it_was(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     lease.draw(1)
     answer, _ = rig.send(lease.commit_request(12, tokens(10, 12)))
     rig.reply(answer, error="no")
@@ -134,7 +134,7 @@ def test_a_refused_commit_leaves_the_lease_as_it_was(rig: Rig):
 
 def test_a_refusal_under_later_operations_leaves_only_release(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     lease.draw(1)
     first, _ = rig.send(lease.commit_request(12, tokens(10, 12)))
     with pytest.raises(FailedPrecondition, match="unanswered"):
@@ -159,7 +159,7 @@ def test_commit_beyond_the_known_tokens_is_refused_here(rig: Rig, upto: int, giv
 
 def test_extend_over_drawn_blocks_names_them_first(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     lease.draw(1)
     naming, extending = lease.extend_requests(2)
     first, op = rig.send(naming)
@@ -176,7 +176,7 @@ def test_extend_over_drawn_blocks_names_them_first(rig: Rig):
 
 def test_trim_of_drawn_blocks_needs_no_server(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8, 9])
+    rig.connected.reserve.add(array("i", [8, 9]))
     lease.draw(2)
     assert lease.trim_requests(16) == []
     assert lease.block_table.tolist() == [1, 2, 3, 8]
@@ -186,7 +186,7 @@ def test_trim_of_drawn_blocks_needs_no_server(rig: Rig):
 
 def test_trim_of_known_tokens_asks_the_server_and_takes_whole_blocks_in(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     lease.draw(1)
     (request,) = lease.trim_requests(7)
     answer, op = rig.send(request)
@@ -212,7 +212,7 @@ def test_fork_shares_full_blocks_and_gives_each_child_its_tail(rig: Rig):
 
 def test_a_drawn_tail_named_by_fork_stays_the_parents(rig: Rig):
     lease = rig.lease(num_tokens=8, table=(1, 2))
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     answer, _ = rig.send(lease.commit_request(8, b""))
     rig.reply(answer, commit=pb.CommitReply(published_tokens=8))
     lease.draw(1)
@@ -237,7 +237,7 @@ def test_a_refused_fork_ends_its_children(rig: Rig):
 
 def test_release_keeps_drawn_blocks_in_the_reserve_and_is_final(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8, 9])
+    rig.connected.reserve.add(array("i", [8, 9]))
     lease.draw(2)
     answer, op = rig.send(lease.release_request("preempted", (8, b"")))
     assert op.release.reason == pb.PREEMPTED and op.release.commit.blocks == ids(8, 9)
@@ -253,7 +253,7 @@ def test_release_keeps_drawn_blocks_in_the_reserve_and_is_final(rig: Rig):
 
 def test_a_refused_release_leaves_the_lease_live(rig: Rig):
     lease = rig.lease()
-    rig.connected.reserve.add([8])
+    rig.connected.reserve.add(array("i", [8]))
     lease.draw(1)
     answer, _ = rig.send(lease.release_request("finished", (12, tokens(10, 12))))
     rig.reply(answer, error="bad tokens")
@@ -298,7 +298,7 @@ def test_values_of_the_wrong_type_or_range_are_invalid_arguments(rig: Rig, value
 
 
 def test_pressure_returns_free_reserve_and_reports_the_rest(rig: Rig):
-    rig.connected.reserve.add([8, 9])
+    rig.connected.reserve.add(array("i", [8, 9]))
     session = rig.connected.session
     session.receive(pb.ServerMessage(pressure=pb.Pressure(num_blocks=5)))
     (data,) = session.outgoing()

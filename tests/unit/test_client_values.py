@@ -102,7 +102,7 @@ def test_a_spec_from_a_hugging_face_config():
 
 
 def test_every_code_of_the_wire_has_its_error():
-    for name in pb.Code:
+    for name, _ in pb.Code.items():
         if name != "OK":
             error = errors.error_named(name, "why")
             assert error.code == name and str(error) == "why"
@@ -113,7 +113,7 @@ def test_every_code_of_the_wire_has_its_error():
 def test_the_reserve_counts_drawn_blocks_until_they_are_named():
     reserve = Reserve(16)
     assert reserve.refill_size(1) == 4 and reserve.refill_size(9) == 9
-    reserve.add_encoded(array("i", range(1, 13)).tobytes())
+    assert reserve.add(array("i", range(1, 13))) == 12
     drawn = reserve.draw(10)
     assert (reserve.num_free, reserve.num_drawn) == (2, 10)
     assert reserve.refill_size(6) == 4 and reserve.refill_size(7) == 0
