@@ -52,6 +52,11 @@ class FrameDecoder:
 
         Raises FramingError at a length of 0 or above `max_bytes`, before that frame's bytes come.
         """
+        size = len(data)
+        if not self._rest and size > HEADER_BYTES:
+            length: int = _LENGTH.unpack_from(data)[0]
+            if length == size - HEADER_BYTES and length <= self.max_bytes:
+                return [bytes(data[HEADER_BYTES:])]  # nearly always: one frame, whole
         if self._rest:
             self._rest += data
             if len(self._rest) < self._num_wanted_bytes():
