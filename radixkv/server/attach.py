@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2 * limits.MAX_SESSIONS
 BACKLOG = 128
-DESCRIPTOR_RETRY_S = 0.001
+MIN_RETRY_S = 0.001  # of sending descriptors
+MAX_RETRY_S = 0.1
 MAX_DESCRIPTORS = 65_536  # what the soft limit is raised to, if the hard one allows
 _LENGTH = struct.Struct("<I")
 
@@ -143,22 +144,26 @@ class AttachConnection(asyncio.Protocol):
         A connection whose end stands for that of its process is only closed on this side.
         """
         self._deaf = True
-        if self._held is not None or self._stream.is_closing():
+        if self._stream.is_closing():
             return
-        if self._stands_for_process():
+        stays = self._stands_for_process()
+        if not stays:
+            self._start_timer(CLOSE_TIMEOUT_S, self._stream.abort)
+        if self._held is not None:
+            return  # closed once the descriptors are out
+        if stays:
             self._stream.write_eof()
         else:
             self._stream.close()
-            self._start_timer(CLOSE_TIMEOUT_S, self._stream.abort)
 
     def send_pools(self) -> None:
         """Send the pools with their descriptors, behind what was sent before."""
-        assert self._held is None
-        self._held = []
-        message = pools_message(self._runtime.pool_host)
-        self._send_descriptors(_LENGTH.pack(len(message)) + message)
+        if self._held is None:  # else they are on their way already
+            self._held = []
+            message = pools_message(self._runtime.pool_host)
+            self._send_descriptors(_LENGTH.pack(len(message)) + message, MIN_RETRY_S)
 
-    def _send_descriptors(self, frame: bytes) -> None:
+    def _send_descriptors(self, frame: bytes, retry_s: float) -> None:
         arena = self._runtime.pool_host.arena
         if self._stream.is_closing() or arena is None:
             return
@@ -173,8 +178,8 @@ class AttachConnection(asyncio.Protocol):
                 self._stream.abort()
                 return
         if not sent:
-            loop = self._runtime.loop
-            loop.call_later(DESCRIPTOR_RETRY_S, self._send_descriptors, frame)
+            next_s = min(2 * retry_s, MAX_RETRY_S)
+            self._runtime.loop.call_later(retry_s, self._send_descriptors, frame, next_s)
             return
         held, self._held = self._held or [], None
         for rest in (frame[sent:], *held):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from radixkv.core.errors import CacheError
 from radixkv.server.admin import AdminToken
@@ -225,9 +226,12 @@ def add_cache_service(
 def _unary(method: Callable[[Any, Context], Awaitable[Any]], request_type: Any) -> Any:
     """A handler that answers the core's errors with their gRPC status."""
 
-    async def handle(request: Any, context: Context) -> Any:
+    async def handle(data: bytes, context: Context) -> Any:
         try:
-            return await method(request, context)
+            return await method(request_type.FromString(data), context)
+        except DecodeError:
+            name = request_type.DESCRIPTOR.name
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this is not a {name}")
         except CacheError as error:
             await context.abort(_CODES[error.code], str(error)[:MAX_MESSAGE_CHARS])
         except grpc.aio.AbortError:
@@ -239,9 +243,7 @@ def _unary(method: Callable[[Any, Context], Awaitable[Any]], request_type: Any) 
             )
 
     return grpc.unary_unary_rpc_method_handler(
-        handle,
-        request_deserializer=request_type.FromString,
-        response_serializer=lambda reply: reply.SerializeToString(),
+        handle, response_serializer=lambda reply: reply.SerializeToString()
     )
 
 

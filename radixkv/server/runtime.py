@@ -10,6 +10,7 @@ Theory of operation
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -142,7 +143,8 @@ class Runtime:
 
     def _copied(self, copy: CopyOp, ok: bool) -> None:
         """Called in the copying thread."""
-        self.loop.call_soon_threadsafe(self._copy_ended, copy, ok)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self.loop.call_soon_threadsafe(self._copy_ended, copy, ok)
 
     def _copy_ended(self, copy: CopyOp, ok: bool) -> None:
         session, deferred = self._copies.pop(copy.copy_id)

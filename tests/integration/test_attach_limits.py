@@ -61,6 +61,12 @@ class Peer:
         self.send(step=pb.Step(number=number, ops=ops))
         return (await self.receive()).replies.replies[0]
 
+    async def lease_after_pools(self):
+        self.send(step=pb.Step(number=1, ops=[acquire(7, range(700, 708))]))
+        while (message := await self.receive()).WhichOneof("message") == "pools":
+            pass
+        return message.replies.replies[0]
+
     def close(self):
         self.writer.close()
 
@@ -280,6 +286,24 @@ def test_running_out_of_descriptors_does_not_stop_the_server(tmp_path, monkeypat
         refused = await Peer.connect(path)
         assert refused.first.ended.status.code == pb.EXHAUSTED
         assert not (await peer.lease()).status.code
+
+    with_server(scenario, tmp_path)
+
+
+def test_pools_that_nobody_reads_wait_without_harm(tmp_path):
+    async def scenario(runtime, path):
+        peer = await Peer.connect(path)
+        await peer.hello()
+        (session,) = runtime.sessions
+        peer.writer.transport.pause_reading()
+        (connection,) = session.connections
+        for _ in range(2000):
+            connection.send_pools()
+        other = await Peer.connect(path)
+        await other.hello()
+        assert not (await other.lease()).status.code
+        peer.writer.transport.resume_reading()
+        assert not (await peer.lease_after_pools()).status.code
 
     with_server(scenario, tmp_path)
 

@@ -1,6 +1,7 @@
 """Large and absurd sizes (D1), peers that do not read, and who may change things (G2)."""
 
 import contextlib
+import pickle
 import signal
 import struct
 import threading
@@ -163,6 +164,21 @@ def test_reading_needs_no_token(server):
 def test_what_is_not_there_yet_says_so(server, method):
     request, reply = (getattr(cache_pb2, method + kind) for kind in ("Request", "Reply"))
     assert refusal(unary, server.ready["grpc"], method, request(), reply)[0] == "UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize("method", ["Lookup", "Stats", "Invalidate", "KillSession", "Session"])
+def test_garbage_is_an_invalid_argument(server, method):
+    with grpc.insecure_channel(server.ready["grpc"]) as channel:
+        name = f"/radixkv.v1.Cache/{method}"
+        garbage = pickle.dumps(pytest.fail)
+        if method == "Session":
+            (data,) = channel.stream_stream(name)(iter([garbage]), timeout=5)
+            status = pb.ServerMessage.FromString(data).ended.status
+            assert status.code == pb.INVALID_ARGUMENT
+            return
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary(name)(garbage, timeout=5)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_tools_errors_have_their_status(server, peer):
