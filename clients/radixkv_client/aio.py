@@ -35,7 +35,7 @@ from radixkv_client.errors import (
     RadixKVError,
     Unavailable,
 )
-from radixkv_client.lease import AcquireOptions, LeaseState
+from radixkv_client.lease import PLAIN, AcquireOptions, LeaseState
 from radixkv_client.protocol import Answer, Request
 from radixkv_client.spec import KVSpec
 from radixkv_client.tokens import TOKEN_BYTES, Tokens, token_bytes
@@ -104,7 +104,7 @@ class AsyncClient(ClientBase):
         """
         self.enter()
         encoded = token_bytes(tokens)
-        arguments = AcquireOptions(**options)
+        arguments = AcquireOptions(**options) if options else PLAIN
         self.connected.check()
         lease = AsyncLease(self, self.connected, len(encoded) // TOKEN_BYTES)
         seconds = (self.timeout if timeout is None else timeout) + arguments.max_wait_s

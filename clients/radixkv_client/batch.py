@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from radixkv_client.base import AcquireArguments, ClientBase
 from radixkv_client.errors import Cancelled, FailedPrecondition, RadixKVError
-from radixkv_client.lease import AcquireOptions, LeaseState
+from radixkv_client.lease import PLAIN, AcquireOptions, LeaseState
 from radixkv_client.protocol import Answer, Request
 from radixkv_client.tokens import TOKEN_BYTES, Tokens, token_bytes
 from radixkv_client.values import ContentRange
@@ -51,7 +51,7 @@ class BatchBase:
     def acquire(self, tokens: Tokens, **options: Unpack[AcquireArguments]) -> Any:
         """Take a lease; the Pending's result is the lease."""
         encoded = token_bytes(tokens)
-        arguments = AcquireOptions(**options)
+        arguments = AcquireOptions(**options) if options else PLAIN
         with self._client._lock:
             lease = self._new_lease(len(encoded) // TOKEN_BYTES)
             pending = self._add(lease, [lease.acquire_request(encoded, arguments)])

@@ -18,7 +18,7 @@ from radixkv_client.base import (
     Backoff,
 )
 from radixkv_client.errors import Cancelled, DeadlineExceeded, RadixKVError, Unavailable
-from radixkv_client.lease import AcquireOptions
+from radixkv_client.lease import PLAIN, AcquireOptions
 from radixkv_client.spec import KVSpec
 from radixkv_client.sync_connection import SyncConnection
 from radixkv_client.sync_lease import Batch, Lease, Pending
@@ -85,7 +85,7 @@ class Client(SyncConnection):
         interrupted, the Acquire is cancelled, so that nothing is left behind.
         """
         encoded = token_bytes(tokens)
-        arguments = AcquireOptions(**options)
+        arguments = AcquireOptions(**options) if options else PLAIN
         deadline = self.deadline(timeout) + arguments.max_wait_s
         with self.entered():
             self.connected.check()

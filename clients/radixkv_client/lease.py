@@ -68,6 +68,9 @@ class AcquireOptions:
         return (self.capacity_wait_ms + self.wait_ms) / 1000
 
 
+PLAIN = AcquireOptions()
+
+
 class LeaseState:
     """One sequence's lease; the twins add the methods that send.
 
@@ -77,25 +80,26 @@ class LeaseState:
     go on from there. `committed_tokens` is a multiple of the block size.
     """
 
+    cached_tokens = 0
+    being_computed = 0
+    waited_ms = 0
+    committed_tokens = 0
+    _miss: tuple[int, int, bytes] = (0, 0, b"")  # fields of MissReason
+    _phase = _Phase.WAITING
+    _failure: RadixKVError | None = None
+    _named = 0
+    _upto = 0  # of the latest Commit built
+    _version = 0  # of what the client believes: one more for each operation built
+    _num_extends = 0  # unanswered
+    _tokens_under_way = False
+    _stranded = array("i")  # drawn blocks of a refused Commit that more was built on
+
     def __init__(self, client: Any, connected: Connected, num_tokens: int) -> None:
         self.id = connected.next_lease_id()
         self.block_table = array("i")
-        self.cached_tokens = 0
-        self.being_computed = 0
-        self.waited_ms = 0
-        self.miss = Miss("NONE", 0)
         self.num_tokens = num_tokens
-        self.committed_tokens = 0
-        self._client = client
         self.connected = connected
-        self._phase = _Phase.WAITING
-        self._failure: RadixKVError | None = None
-        self._named = 0
-        self._upto = 0  # of the latest Commit built
-        self._version = 0  # of what the client believes: one more for each operation built
-        self._num_extends = 0  # unanswered
-        self._tokens_under_way = False
-        self._stranded = array("i")  # drawn blocks of a refused Commit that more was built on
+        self._client = client
 
     def __repr__(self) -> str:
         return (
@@ -109,26 +113,34 @@ class LeaseState:
         return self._phase is _Phase.LIVE and self.connected.session.failure is None
 
     @property
+    def miss(self) -> Miss:
+        """Why no more was cached at Acquire."""
+        kind, at_token, nearest_tokens = self._miss
+        return Miss(pb.MissReason.Kind.Name(kind), at_token, block_ids(nearest_tokens))
+
+    @property
     def ended(self) -> bool:
         """True once released, or refused; a lease that a restart took is not ended but lost."""
         return self._phase is _Phase.ENDED
 
     # ---- builders ---------------------------------------------------------------------------
 
-    def acquire_request(self, tokens: bytes, options: AcquireOptions) -> Request:
+    def acquire_request(self, tokens: bytes, options: AcquireOptions = PLAIN) -> Request:
         """Take this lease on the prompt `tokens` (int32 bytes)."""
         op = pb.Op()
-        with _as_invalid_argument():
-            op.acquire.lease_id = self.id
-            op.acquire.tokens = tokens
-            op.acquire.extra_blocks = options.extra_blocks
-            op.acquire.partial_tail = options.partial_tail
-            op.acquire.capacity_wait_ms = options.capacity_wait_ms
-            op.acquire.wait_ms = options.wait_ms
-            op.acquire.resumed = options.resumed
-        if options.scope is not None:
-            op.acquire.scope.CopyFrom(options.scope.to_proto())
-        op.acquire.contents.extend(contents_to_proto(options.contents))
+        acquire = op.acquire
+        acquire.lease_id = self.id
+        acquire.tokens = tokens
+        if options is not PLAIN:
+            with _as_invalid_argument():
+                acquire.extra_blocks = options.extra_blocks
+                acquire.partial_tail = options.partial_tail
+                acquire.capacity_wait_ms = options.capacity_wait_ms
+                acquire.wait_ms = options.wait_ms
+                acquire.resumed = options.resumed
+            if options.scope is not None:
+                acquire.scope.CopyFrom(options.scope.to_proto())
+            acquire.contents.extend(contents_to_proto(options.contents))
         return Request(op, self._acquired, self._end)
 
     def extend_requests(self, num_blocks: int) -> list[Request]:
@@ -205,23 +217,26 @@ class LeaseState:
         """Give the lease back, or cancel its Acquire; drawn blocks stay in the reserve."""
         self._check_not_ended()
         op = pb.Op()
-        op.release.reason = reason_to_proto(reason)
-        op.release.lease_id = self.id
-        undo = self._believing()
+        release = op.release
+        release.lease_id = self.id
+        release.reason = reason_to_proto(reason)
+        undo: Undo | None = None
         if commit is not None:
             self._check_usable()
-            undo = self._fill_commit(op.release.commit, commit[0], commit[1], ())
+            undo = self._fill_commit(release.commit, commit[0], commit[1], ())
         self._put_back_drawn(self._named)
-        self.connected.reserve.put_back(self._stranded)
-        self._stranded = array("i")
+        if self._stranded:
+            self.connected.reserve.put_back(self._stranded)
+            self._stranded = array("i")
         before, self._phase = self._phase, _Phase.ENDED
 
         def refused(error: RadixKVError) -> None:
-            undo(error)
-            self._put_back_drawn(self._named)
+            if undo is not None:
+                undo(error)
+                self._put_back_drawn(self._named)
             self._phase = before
 
-        return Request(op, lambda reply: int(reply.release.cached_tokens), refused)
+        return Request(op, _released, refused)
 
     def draw(self, num_blocks: int) -> array:
         """Append blocks of the reserve, which has them, to the table."""
@@ -241,11 +256,13 @@ class LeaseState:
     def _acquired(self, reply: pb.Reply) -> "LeaseState":
         result = reply.acquire
         self.block_table.frombytes(result.block_table)
-        self.cached_tokens = result.cached_tokens
+        self.cached_tokens = cached_tokens = result.cached_tokens
         self.being_computed = result.being_computed
         self.waited_ms = result.waited_ms
-        self.miss = Miss.from_proto(result.miss)
-        self._go_live(result.cached_tokens)
+        if result.HasField("miss"):
+            miss = result.miss
+            self._miss = (miss.kind, miss.at_token, miss.nearest_tokens)
+        self._go_live(cached_tokens)
         return self
 
     def _go_live(self, num_tokens: int) -> None:
@@ -348,7 +365,7 @@ class LeaseState:
             if self._version == version:
                 self._named, self.num_tokens = named, num_tokens
                 return
-            self._stranded.extend(drawn or ())
+            self._stranded = self._stranded + (drawn or array("i"))
             if self._failure is None:
                 self._failure = FailedPrecondition(
                     f"lease {self.id}: an operation was refused ({error}) while later ones were "
@@ -373,6 +390,11 @@ class LeaseState:
         if self._phase is _Phase.ENDED:
             ended = FailedPrecondition(f"lease {self.id} is released")
             raise ended if self._failure is None else fresh(self._failure)
+
+
+def _released(reply: pb.Reply) -> int:
+    cached_tokens: int = reply.release.cached_tokens
+    return cached_tokens
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from radixkv.wire import limits
 from radixkv_client.errors import Exhausted, Internal, InvalidArgument, RadixKVError, error_named
 
 MAX_QUEUED_OPS = 65_536
-_STEP_OVERHEAD_BYTES = 64  # of a Step beside its operations, and of an operation's header
+_STEP_BYTES = 64  # a Step's size beside its operations
+_OP_BYTES = 24  # an operation's size beside its body
 
 
 def default_limits() -> pb.Limits:
@@ -46,10 +47,13 @@ def _nothing(error: RadixKVError) -> None:
     """What most operations do about a refusal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """One operation to send. `on_reply` turns an OK Reply into the caller's result; `on_error`
-    puts the caller's state right if the operation was refused or lost."""
+    """One operation to send; not frozen, since that triples the cost of making one.
+
+    `on_reply` turns an OK Reply into the caller's result; `on_error` puts the caller's state right
+    if the operation was refused or lost.
+    """
 
     op: pb.Op
     on_reply: Callable[[pb.Reply], Any]
@@ -65,7 +69,7 @@ class Answer:
         self.done = False
         self.value: Any = None
         self.error: RadixKVError | None = None
-        self._callbacks: list[Callable[[Answer], None]] = []
+        self._callbacks: tuple[Callable[[Answer], None], ...] = ()
 
     def result(self) -> Any:
         """The value; raises the error. Only once `done`."""
@@ -79,13 +83,13 @@ class Answer:
         if self.done:
             callback(self)
         else:
-            self._callbacks.append(callback)
+            self._callbacks += (callback,)
 
     def settle(self, value: Any, error: RadixKVError | None = None) -> None:
         """Give the answer, once."""
         assert not self.done, "answered twice"
         self.done, self.value, self.error = True, value, error
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback(self)
 
@@ -98,7 +102,10 @@ class Session:
         self.failure: RadixKVError | None = None
         self.replies_seen = 0
         self._on_pressure = on_pressure
-        self._queue: deque[pb.Op] = deque()
+        self._max_step_bytes: int = limits.max_message_bytes - _STEP_BYTES
+        self._max_ops: int = limits.max_ops_per_step
+        self._max_steps: int = limits.max_unacknowledged_steps
+        self._queue: deque[tuple[pb.Op, int]] = deque()
         self._unanswered: dict[int, tuple[Request, Answer]] = {}
         self._kept: deque[tuple[int, bytes]] = deque()
         self._last_step = 0
@@ -121,26 +128,26 @@ class Session:
             raise Exhausted(
                 f"{len(self._unanswered)} operations unanswered, at most {MAX_QUEUED_OPS} are kept"
             )
-        room = self.limits.max_message_bytes - 2 * _STEP_OVERHEAD_BYTES
-        for request in requests:
-            if (size := request.op.ByteSize()) > room:
-                raise InvalidArgument(
-                    f"an operation of {size} bytes, at most {room} fit max_message_bytes"
-                )
-        return [self._enqueue(request) for request in requests]
-
-    def _enqueue(self, request: Request) -> Answer:
-        self._last_op_id += 1
-        request.op.op_id = self._last_op_id
-        answer = Answer()
-        self._unanswered[self._last_op_id] = (request, answer)
-        self._queue.append(request.op)
-        return answer
+        sizes = [request.op.ByteSize() + _OP_BYTES for request in requests]
+        if max(sizes, default=0) > self._max_step_bytes:
+            raise InvalidArgument(
+                f"an operation of {max(sizes)} bytes, at most {self._max_step_bytes} fit "
+                f"max_message_bytes"
+            )
+        answers = []
+        for request, size in zip(requests, sizes, strict=True):
+            self._last_op_id += 1
+            request.op.op_id = self._last_op_id
+            answer = Answer()
+            self._unanswered[self._last_op_id] = (request, answer)
+            self._queue.append((request.op, size))
+            answers.append(answer)
+        return answers
 
     @property
     def has_outgoing(self) -> bool:
         """Whether outgoing() would give something."""
-        return bool(self._queue) and len(self._kept) < self.limits.max_unacknowledged_steps
+        return bool(self._queue) and len(self._kept) < self._max_steps
 
     @property
     def window_is_full(self) -> bool:
@@ -160,12 +167,16 @@ class Session:
         self._last_step += 1
         step.number = self._last_step
         step.replies_seen = self.replies_seen
-        room = self.limits.max_message_bytes - _STEP_OVERHEAD_BYTES
-        while self._queue and len(step.ops) < self.limits.max_ops_per_step:
-            room -= self._queue[0].ByteSize() + _STEP_OVERHEAD_BYTES
-            if room < 0 and step.ops:
+        queue, num_ops, num_bytes = self._queue, 0, 0
+        append = step.ops.append
+        while queue and num_ops < self._max_ops:
+            op, size = queue[0]
+            num_bytes += size
+            if num_bytes > self._max_step_bytes:
                 break
-            step.ops.append(self._queue.popleft())
+            append(op)
+            queue.popleft()
+            num_ops += 1
         data: bytes = message.SerializeToString()
         self._kept.append((self._last_step, data))
         return data
@@ -191,15 +202,17 @@ class Session:
             raise Internal(f"the server sent {kind} within a session")
 
     def _receive_reply(self, reply: pb.Reply) -> None:
-        if reply.number <= self.replies_seen:
-            return  # sent again after a resume
-        if reply.number != self.replies_seen + 1:
-            raise Internal(f"reply {reply.number} follows reply {self.replies_seen}")
-        self.replies_seen = reply.number
-        if reply.op_id not in self._unanswered:
+        number = reply.number
+        if number != self.replies_seen + 1:
+            if number <= self.replies_seen:
+                return  # sent again after a resume
+            raise Internal(f"reply {number} follows reply {self.replies_seen}")
+        self.replies_seen = number
+        entry = self._unanswered.pop(reply.op_id, None)
+        if entry is None:
             raise Internal(f"reply to operation {reply.op_id}, which is not waiting for one")
-        request, answer = self._unanswered.pop(reply.op_id)
-        if reply.status.code != pb.OK:
+        request, answer = entry
+        if reply.HasField("status") and reply.status.code != pb.OK:
             error = error_named(pb.Code.Name(reply.status.code), reply.status.message)
             request.on_error(error)
             answer.settle(None, error)

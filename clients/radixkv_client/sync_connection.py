@@ -6,8 +6,8 @@ others wait until it has let go. Nobody holds the lock while the connection is w
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from radixkv_client.attach import (
@@ -44,13 +44,11 @@ class SyncConnection(ClientBase):
         """The time on the monotonic clock when a call is over."""
         return time.monotonic() + (self.timeout if timeout is None else timeout)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """The lock, in the right process and before close()."""
+    def entered(self) -> threading.Lock:
+        """The lock to hold; raises in the wrong process and after close()."""
         self._check_process()
-        with self._lock:
-            self._check_open()
-            yield
+        self._check_open()
+        return self._lock
 
     def submit(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
         """(locked) Send operations, or queue them while the connection is lost."""

@@ -141,10 +141,11 @@ class Pending(PendingBase):
     def result(self, timeout: float | None = None) -> Any:
         """The operation's result, or its error. DeadlineExceeded leaves it on its way."""
         client = self._client
-        deadline = client.deadline(timeout)
-        with client.entered():
-            answer = self._sent()
-            client.wait(answer, deadline)
+        answer = self._sent()
+        if not answer.done:
+            deadline = client.deadline(timeout)
+            with client.entered():
+                client.wait(answer, deadline)
         return answer.result()
 
     def cancel(self) -> None:

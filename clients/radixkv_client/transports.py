@@ -33,6 +33,7 @@ SESSION_METHOD = "/radixkv.v1.Cache/Session"
 MAX_INBOX_MESSAGES = 1024  # received by gRPC and not read yet; then its thread stops reading
 _HEADER_BYTES = framing.HEADER_BYTES
 _RECEIVE_BYTES = 262_144
+_SEND_BUFFER_BYTES = 2**22  # wanted; the kernel cuts it to net.core.wmem_max
 _CLOSE_POLL_S = 0.1
 
 
@@ -61,6 +62,7 @@ class LocalTransport:
     def __init__(self, connection: AttachConnection) -> None:
         self._socket = connection.socket
         self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._decoder = connection.decoder
         self._backlog = connection.backlog
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
