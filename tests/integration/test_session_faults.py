@@ -1,5 +1,6 @@
 """Cuts, lost replies, deaths and stops, over a real server (cases D2, D3, D4, D6)."""
 
+import os
 import signal
 import time
 
@@ -117,11 +118,11 @@ def run_script(server, transport, cut_at, inside=False):
     return answers, num_frames
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("transport", "inside"), [("local", False), ("local", True), ("grpc", False)]
+)
 def test_a_cut_at_any_frame_changes_nothing(server, transport, inside):
     """D4: each operation is carried out once, whatever was lost."""
-    if inside and transport == "grpc":
-        pytest.skip("gRPC frames its own messages")
     expected, num_frames = run_script(server, transport, 10**9)
     assert set(expected.values()) == {"OK", "NOT_FOUND"} and num_frames >= 10
     before = call(server, "Stats").counters
@@ -170,6 +171,18 @@ def test_a_killed_worker_loses_only_its_own(server, transport, stop_at):
         found = peer.step(acquire(2, range(NUM_BLOCKS + 1)))[0].acquire
         assert found.cached_tokens == NUM_BLOCKS, "what it had committed stays"
     peer.bye()
+
+
+@pytest.mark.slow
+def test_twenty_killed_workers_leave_the_server_as_it_was(server, transport):
+    """D3: descriptors and books flat."""
+    descriptors = []
+    for _ in range(20):
+        with WorkerProcess(server.socket_dir, transport, "leased", 2 * NUM_BLOCKS) as worker:
+            worker.process.kill()
+            until(lambda: books(server).leased == 0)
+        descriptors.append(len(os.listdir(f"/proc/{server.pid}/fd")))
+    assert descriptors[-1] <= descriptors[2] + 2
 
 
 def test_a_killed_worker_makes_room_for_a_waiting_one(server, transport):
