@@ -251,8 +251,13 @@ class Rig(Audit):
             self.finish_copy(copy_id, ok)
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass."""
-        self.now_ms += milliseconds
+        """Let time pass, with a poll whenever the core has asked for one."""
+        end_ms = self.now_ms + milliseconds
+        while (due_ms := self.cache.next_deadline_ms()) is not None and due_ms < end_ms:
+            assert due_ms > self.now_ms, "a deadline that does not move"
+            self.now_ms = due_ms
+            self.settle()
+        self.now_ms = end_ms
         self.settle()
 
     def invalidate(self, namespace: bytes | None, prefix: Sequence[int] = ()) -> Invalidated:
