@@ -1,4 +1,4 @@
-"""Acquire: match, lock, make room, and the only waiting there is.
+"""Acquire: the attempts, and the only waiting there is.
 
 Theory of operation
     An attempt either gives a lease, or finds that another live lease is computing what is missing
@@ -14,27 +14,23 @@ Invariants: a waiter is in `session.waiting` until answered; answered exactly on
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 
-from radixkv.core import flight
-from radixkv.core.content import Content
+from radixkv.core.attempt import attempt, total_blocks
 from radixkv.core.errors import CacheError, Cancelled, Exhausted, InvalidArgument, TooLarge
 from radixkv.core.flight import Flight
 from radixkv.core.lease import Lease, Session, Waiter
-from radixkv.core.miss import explain, usable_bytes
 from radixkv.core.results import (
     AcquireAnswered,
     Acquired,
     AcquireRequest,
-    CopyOp,
     Pressure,
     Waiting,
 )
 from radixkv.core.state import SessionFull, State
-from radixkv.core.tokens import TOKEN_BYTES, check_tokens
-from radixkv.core.tree import GPU, Match, Nearest, Node
+from radixkv.core.tokens import check_tokens
 
 PRESSURE_INTERVAL_MS = 100
 MAX_WAIT_MS = 3_600_000
@@ -64,7 +60,7 @@ class Acquires:
         if not request.tokens:
             raise InvalidArgument("a prompt needs at least one token")
         state.check_new_lease(session, lease_id)
-        blocks = self._total_blocks(request)
+        blocks = total_blocks(state, request)
         if blocks > state.config.num_blocks:
             raise TooLarge(f"{blocks} blocks wanted, the pool has {state.config.num_blocks}")
         waiter = Waiter(
@@ -73,7 +69,7 @@ class Acquires:
         try:
             if self._must_queue():
                 raise Exhausted("others are waiting for room")
-            outcome = self._attempt(waiter, now_ms)
+            outcome = attempt(state, waiter, now_ms)
         except Exhausted:
             if not request.capacity_wait_ms:
                 raise
@@ -91,22 +87,32 @@ class Acquires:
         self._answer(waiter, Cancelled("released while waiting"))
 
     def on_progress(self, lease: Lease, ended: bool) -> None:
-        """`lease` committed or ended: waiters behind it may go on (at the next poll)."""
-        followers = lease.followers
-        if not followers:
+        """`lease` committed or ended: waiters may go on (at the next poll).
+
+        Those behind it, and those behind others that compute what it has just published.
+        """
+        if not self.num_waiting:
             return
-        stay = []
-        for waiter in followers:
-            if waiter.done:
-                continue
-            computes = lease.committed + len(lease.pending) // self._state.block_bytes
-            computes = min(computes, lease.cacheable // self._state.block_size)
-            if ended or lease.committed >= waiter.goal or computes < waiter.goal:
-                waiter.leader = None
-                self._ready.append(waiter)
-            else:
-                stay.append(waiter)
-        lease.followers = stay or None
+        computes = lease.committed + len(lease.pending) // self._state.block_bytes
+        computes = min(computes, lease.cacheable // self._state.block_size)
+        self._let_go(lease, lambda goal: ended or lease.committed >= goal or computes < goal)
+        if ended or lease.node.detached:
+            return
+        child = lease.node
+        while (node := child.parent) is not None:
+            if node.pending is not None:
+                for leader in node.pending.get(child.tokens[: self._state.block_bytes], ()):
+                    self._let_go(leader, lambda goal: lease.published >= goal)
+            child = node
+
+    def _let_go(self, leader: Lease, is_over: Callable[[int], bool]) -> None:
+        if not leader.followers:
+            return
+        gone = [waiter for waiter in leader.followers if is_over(waiter.goal)]
+        leader.followers = [waiter for waiter in leader.followers if waiter not in gone]
+        for waiter in gone:
+            waiter.leader = None
+            self._ready.append(waiter)
 
     def poll(self, now_ms: int) -> None:
         """Let waiters go on that can, and expire those whose time is over."""
@@ -138,9 +144,6 @@ class Acquires:
         return behind + (waiter in self._room) + (waiter in self._ready)
 
     # ---- waiting ----------------------------------------------------------------------------
-
-    def _total_blocks(self, request: AcquireRequest) -> int:
-        return -(-len(request.tokens) // self._state.block_bytes) + request.extra_blocks
 
     def _must_queue(self) -> bool:
         return any(not waiter.session_full for waiter in self._room)
@@ -210,7 +213,7 @@ class Acquires:
         try:
             if self._must_queue():
                 raise Exhausted("others are waiting for room")
-            outcome = self._attempt(waiter, now_ms)
+            outcome = attempt(self._state, waiter, now_ms)
         except Exhausted as error:
             if now_ms < (waiter.room_deadline_ms or now_ms + waiter.request.capacity_wait_ms):
                 self._wait_for_room(waiter, now_ms)
@@ -232,7 +235,7 @@ class Acquires:
             if stamp == self._failed_at:
                 return
             try:
-                outcome = self._attempt(waiter, now_ms)
+                outcome = attempt(state, waiter, now_ms)
             except SessionFull:
                 continue
             except Exhausted:
@@ -260,138 +263,6 @@ class Acquires:
             state.sessions.values(),
             key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),
         )
-        missing = self._total_blocks(head.request) - state.pool.num_available
+        missing = total_blocks(state, head.request) - state.pool.num_available
         state.counters.pressure_events += 1
         state.events.append(Pressure(largest.session_id, max(missing, 1)))
-
-    # ---- one attempt ------------------------------------------------------------------------
-
-    def _attempt(self, waiter: Waiter, now_ms: int) -> Acquired | Flight:
-        """A lease, or the flight to wait for. On Exhausted nothing has changed."""
-        state, request = self._state, waiter.request
-        index = state.index
-        tree = index.tree(request.namespace)
-        index.hold(tree)
-        contents: tuple[Content, ...] = ()
-        try:
-            resolved = tree.contents.resolve(
-                request.tokens, request.contents, request.placeholder_tokens, intern=True
-            )
-            contents, tokens = resolved.contents, resolved.tokens
-            limit = usable_bytes(len(tokens), resolved.cacheable, state.block_bytes)
-            match = tree.match(tokens, limit)
-            found = flight.find(match, tokens, limit)
-            if found is not None and now_ms < waiter.flight_deadline_ms:
-                outcome: Acquired | Flight = found
-            else:
-                computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
-                lease = Lease(
-                    waiter.session, waiter.lease_id, tree.root, array("i"), 0, 0, b"",
-                    resolved.cacheable, request.placeholder_tokens, contents,
-                )  # fmt: skip
-                outcome = self._grant(lease, waiter, tokens, match, computed, now_ms)
-                contents = ()
-        except CacheError as error:
-            waiter.session_full = isinstance(error, SessionFull)
-            waiter.shortage = str(error)
-            raise
-        finally:
-            for content in contents:
-                tree.contents.refer(content, -1)
-            index.let_go(tree)
-        return outcome
-
-    def _grant(
-        self, lease: Lease, waiter: Waiter, tokens: bytes, match: Match, computed: int, now_ms: int
-    ) -> Acquired:
-        state, index, request = self._state, self._state.index, waiter.request
-        session, tree = waiter.session, match.node.tree
-        node = index.settle(match)
-        at = match.length
-        match = Match(node, len(node.tokens), at)
-        miss = explain(
-            tree, tree.seed, match, tokens, lease.cacheable, index.evicted, state.block_bytes
-        )
-        index.lock(node)
-        try:
-            need = self._total_blocks(request) - at // state.block_bytes
-            taken, copies = self._take(session, need, match, tokens, lease.cacheable, request)
-        except CacheError:
-            index.unlock(node)
-            raise
-        tail = copies[0].num_tokens if copies else 0
-        index.touch(node)
-        lease.node = node
-        lease.table = _path_blocks(node)
-        lease.committed = lease.published = len(lease.table)
-        lease.table.extend(taken)
-        lease.pending = tokens[at:]
-        session.leases[lease.lease_id] = lease
-        flight.register(lease)
-        self._count(request, (at // TOKEN_BYTES) + tail)
-        return Acquired(
-            lease.lease_id, lease.table.tobytes(), at // TOKEN_BYTES, tail, computed, miss,
-            now_ms - waiter.since_ms, copies,
-        )  # fmt: skip
-
-    def _take(
-        self, session: Session, need: int, match: Match, tokens: bytes, cacheable: int,
-        request: AcquireRequest,
-    ) -> tuple[array, tuple[CopyOp, ...]]:  # fmt: skip
-        """Private blocks, and the copy of a partial tail into the first of them.
-
-        The tail's source is locked from here until the copy is done. If that is what makes the
-        pool too small, there is no tail.
-        """
-        state = self._state
-        found = self._tail(match, tokens, cacheable) if request.partial_tail else None
-        if found is None:
-            return state.take_private(session, need), ()
-        nearest, tail = found
-        state.index.lock(nearest.node)
-        try:
-            taken = state.take_private(session, need)
-            source = nearest.node.residency[GPU][nearest.block_index]
-            copy = state.pool.start_copy(source, taken[0], tail, nearest.node)
-        except Exhausted:
-            taken = None
-        finally:
-            state.index.unlock(nearest.node)
-        if taken is None:
-            return state.take_private(session, need), ()
-        state.counters.copied_blocks += 1
-        return taken, (copy,)
-
-    def _tail(self, match: Match, tokens: bytes, cacheable: int) -> tuple[Nearest, int] | None:
-        """The block to copy a partial tail from, and its number of tokens."""
-        nearest = match.node.tree.nearest(match, tokens)
-        if nearest is None:
-            return None
-        at = match.length // TOKEN_BYTES
-        room = min(len(tokens) // TOKEN_BYTES - 1, cacheable) - at
-        tail = min(nearest.shared // TOKEN_BYTES, room)
-        return (nearest, tail) if tail > 0 else None
-
-    def _count(self, request: AcquireRequest, hit_tokens: int) -> None:
-        counters = self._state.counters
-        queried = len(request.tokens) // TOKEN_BYTES
-        if request.resumed:
-            counters.resumed_acquires += 1
-            counters.resumed_queried_tokens += queried
-            counters.resumed_hit_tokens += hit_tokens
-        else:
-            counters.acquires += 1
-            counters.queried_tokens += queried
-            counters.hit_tokens += hit_tokens
-
-
-def _path_blocks(node: Node) -> array:
-    parts = []
-    step = node
-    while step.parent is not None:
-        parts.append(step.residency[GPU])
-        step = step.parent
-    table = array("i")
-    for ids in reversed(parts):
-        table.extend(ids)
-    return table
