@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from radixkv_worker.tokenizer import Tokenizer
 
-ANSWER_TOKENS = 20
+ANSWER_TOKENS = 16
 LONG_TOKENS = 2_048
 SYSTEM = (
     "You answer questions of warehouse staff about the inventory below. Use only what the list "
@@ -38,7 +38,7 @@ def document(topic: str) -> str:
     """An inventory of its own for each topic."""
     chance = random.Random(topic)
     lines = [f"Inventory of {topic}:"]
-    for number in range(1, 19):
+    for number in range(1, 17):
         lines.append(
             f"Item {number}: {chance.randint(2, 90)} crates of {chance.choice(_GOODS)} in bay "
             f"{chance.choice('ABCDEF')}{chance.randint(1, 40)}, {chance.randint(50, 900)} kg, "
