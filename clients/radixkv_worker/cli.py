@@ -19,6 +19,7 @@ from radixkv_worker.engine import Engine
 from radixkv_worker.http_server import Api
 from radixkv_worker.scheduler import SchedulerLimits
 
+SHUTDOWN_S = 5.0  # running requests may take so long to finish after SIGTERM
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -34,10 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     engine = Engine(loaded, client, _limits(options), options.max_requests)
     engine.start()
-    try:
-        return asyncio.run(_serve(engine, *options.listen))
-    finally:
-        engine.stop()
+    return asyncio.run(_serve(engine, *options.listen))
 
 
 def connect(
@@ -66,24 +64,31 @@ def connect(
 
 
 async def _serve(engine: Engine, host: str, port: int) -> int:
+    """Serve until told to stop, or until the engine fails."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(Api(engine).application(), handler_cancellation=True)
+    engine_end = asyncio.create_task(asyncio.to_thread(engine.wait))
+    engine_end.add_done_callback(lambda _: stop.set())
+    runner = web.AppRunner(
+        Api(engine).application(), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            print(f"radixkv-worker: --listen {host}:{port}: {error.strerror}", file=sys.stderr)
-            return 1
+        await web.TCPSite(runner, host, port).start()
         print(_ready_line(engine, runner.addresses[0]), flush=True)
         await stop.wait()
-        return 0 if engine.failure is None else 1
+    except OSError as error:
+        print(f"radixkv-worker: --listen {host}:{port}: {error.strerror}", file=sys.stderr)
+        return 1
     finally:
         await runner.cleanup()
+        await asyncio.to_thread(engine.stop)
+        await engine_end
+    if engine.failure is not None:
+        print(f"radixkv-worker: the engine failed: {engine.failure}", file=sys.stderr)
+    return 0 if engine.failure is None else 1
 
 
 def _ready_line(engine: Engine, address: tuple[str, int]) -> str:

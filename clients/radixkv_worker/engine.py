@@ -93,6 +93,10 @@ class Engine:
         """Start the thread."""
         self._thread.start()
 
+    def wait(self) -> None:
+        """Wait until the thread has ended: after stop(), or by a failure."""
+        self._thread.join()
+
     def stop(self, timeout: float = 10.0) -> None:
         """End the thread and the session; unfinished requests fail."""
         self._stopping.set()

@@ -34,6 +34,9 @@ from radixkv_worker.sequence import Group, Phase, Sequence
 
 BEAM_ROOM_WAIT_MS = 2_000
 MAX_BEAM_ATTEMPTS = 32
+# For answers that do not wait for anybody: a server that is silent is waited for, one that is gone
+# is noticed at once, and closing the client ends the wait.
+PATIENCE_S = 3_600.0
 DRAIN_RETRY_S = 1.0  # a draining server is asked again after so long
 
 
@@ -206,10 +209,10 @@ class Scheduler:
     def _grow(self, sequence: Sequence, num_blocks: int) -> None:
         assert sequence.lease is not None
         try:
-            sequence.lease.append_blocks(num_blocks)
+            sequence.lease.append_blocks(num_blocks, timeout=PATIENCE_S)
         except Exhausted:
             # The reserve is small in a small pool; ask the pool itself.
-            sequence.lease.extend(num_blocks)
+            sequence.lease.extend(num_blocks, timeout=PATIENCE_S)
 
     def _youngest(self) -> Sequence:
         return max((s for s in self.running if not s.holds_all), key=lambda s: s.order)
@@ -269,7 +272,7 @@ class Scheduler:
         Unavailable if the session is lost.
         """
         for pending in self._commits:
-            pending.result()
+            pending.result(PATIENCE_S)
         ends = set(dropped + finished)
         with self._client.batch() as batch:
             self._commits = [
@@ -303,7 +306,7 @@ class Scheduler:
 
     def _branch(self, parent: Sequence, children: list[Sequence], pending: Pending) -> None:
         try:
-            leases = pending.result()
+            leases = pending.result(PATIENCE_S)
         except Exhausted:
             for child in children:
                 self.requeue(child)

@@ -47,7 +47,6 @@ class Group:
     num_steps: int = 0  # of beam search
     attempts: int = 0
     not_before_s: float = 0.0
-    closed: bool = False
 
     @property
     def is_beam(self) -> bool:

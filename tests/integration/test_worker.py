@@ -3,18 +3,28 @@
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from radixkv_client import Client
 from radixkv_worker import reference
+from radixkv_worker.model import Model
 from radixkv_worker.request import BadRequest, Failed, SamplingParams
 from radixkv_worker.sampling import Sampler
 from radixkv_worker.scheduler import SchedulerLimits
 from radixkv_worker.weights import LoadedModel
 from tests.server_process import ServerProcess
-from tests.worker_rig import EOS, Result, Worker, random_prompt, tiny_model
+from tests.worker_rig import (
+    EOS,
+    TINY,
+    Result,
+    Worker,
+    random_prompt,
+    tiny_model,
+    tiny_tensors,
+)
 
 TIMEOUT_S = 60.0
 
@@ -238,6 +248,27 @@ def test_samples_and_beams_with_little_room(tiny: LoadedModel) -> None:
         assert_idle(first.engine.client)
 
 
+def test_pressure_preempts_the_youngest(tiny: LoadedModel) -> None:
+    """A second worker gets room from the first one's youngest request, never from its oldest."""
+    prompts = [random_prompt(64, seed=400 + index) for index in range(4)]
+    with (
+        ServerProcess("--check-invariants", gpu_blocks=18) as server,
+        Worker(server.socket_dir, tiny) as holder,
+        Worker(server.socket_dir, tiny) as other,
+    ):
+        held = [holder.submit(prompt, max_tokens=60) for prompt in prompts[:3]]
+        for result in held:
+            result.next()
+        late = other.run(prompts[3], max_tokens=4)
+        assert late.tokens() == expected(tiny, prompts[3], 4)
+        for prompt, result in zip(prompts, held, strict=False):
+            assert result.wait().tokens() == expected(tiny, prompt, 60)
+        assert holder.engine.client.stats().counters.pressure_events >= 1
+        assert [result.stats.preemptions for result in held][0] == 0
+        assert held[2].stats.preemptions == 1
+        assert_idle(holder.engine.client)
+
+
 def test_request_that_can_never_fit(tiny: LoadedModel) -> None:
     with ServerProcess(gpu_blocks=4) as server, Worker(server.socket_dir, tiny) as worker:
         end = worker.run(random_prompt(60), max_tokens=20).end
@@ -307,6 +338,30 @@ def test_server_that_drains_lets_running_requests_finish(tiny: LoadedModel) -> N
         assert server.wait() == 0
         server.restart()
         assert late.wait().tokens() == expected(tiny, random_prompt(30, seed=2), 8)
+
+
+def test_silent_server_is_waited_for(tiny: LoadedModel) -> None:
+    with ServerProcess(gpu_blocks=64) as server, Worker(server.socket_dir, tiny) as worker:
+        result = worker.submit(random_prompt(40), max_tokens=200)
+        result.next()
+        server.signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        server.signal(signal.SIGCONT)
+        assert result.wait().tokens() == expected(tiny, random_prompt(40), 200)
+        assert worker.engine.stats().reconnects == 0
+
+
+def test_bfloat16_shares_blocks_too(tiny: LoadedModel) -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in tiny_tensors().items()}
+    narrow = replace(tiny, model=Model(TINY, tensors), fingerprint="narrow")
+    with (
+        ServerProcess("--check-invariants", gpu_blocks=64) as server,
+        Worker(server.socket_dir, narrow) as first,
+        Worker(server.socket_dir, narrow) as second,
+    ):
+        cold, hit = (worker.run(random_prompt(50), max_tokens=6) for worker in (first, second))
+    assert (cold.stats.cached_tokens, hit.stats.cached_tokens) == (0, 48)
+    assert len(cold.tokens()) == len(hit.tokens()) == 6
 
 
 def test_cancelled_requests_give_everything_back(server: ServerProcess, tiny: LoadedModel) -> None:

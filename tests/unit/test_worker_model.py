@@ -1,5 +1,6 @@
 """The worker's model: config, weights, forward pass, and independence of rows."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from radixkv_client import KVSpec
 from radixkv_worker import reference, weights
 from radixkv_worker.config import Llama3Scaling, ModelConfig, UnsupportedModel
 from radixkv_worker.gguf_model import _unpermute
+from radixkv_worker.paged import PagedCache
 from tests.worker_rig import TINY, random_prompt, tiny_directory, tiny_model, tiny_tensors
 
 
@@ -119,6 +122,39 @@ def test_rows_have_the_same_bits_in_any_batch() -> None:
             tokens[start:end], positions[start:end], nothing, torch.arange(end - start)
         )
         assert torch.equal(part, whole[start:end])
+
+
+class LocalPool:
+    """A pool of this process with the views that a mapped one has, full of rubbish."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.kv_spec = KVSpec(TINY.num_layers, TINY.num_kv_heads, TINY.head_dim, 16, "float32")
+        shape = (num_blocks + 1, TINY.num_layers, 2, TINY.num_kv_heads, 16, TINY.head_dim)
+        self.blocks = torch.full(shape, math.nan)
+
+    def torch_view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.blocks[:, layer, 0], self.blocks[:, layer, 1]
+
+
+@pytest.mark.parametrize("cuts", [[64], [48, 64, 69], [1, 2, 3, 40], list(range(1, 70))])
+def test_kv_and_logits_have_the_same_bits_wherever_the_prefix_is_cut(cuts: list[int]) -> None:
+    """So a hit, a chunk or a resumed sequence cannot change an answer in float32."""
+    model, tokens = tiny_model().model, torch.tensor(random_prompt(70))
+    results = []
+    for edges, table in (([0, 70], [3, 1, 5, 2, 4]), ([0, *cuts, 70], [2, 5, 1, 3, 4])):
+        pool = LocalPool(5)
+        cache = PagedCache(pool, TINY.num_layers)
+        logits = []
+        for start, end in itertools.pairwise(edges):
+            attention = cache.attention([table], [(start, end)])
+            rows = torch.arange(end - start)
+            logits.append(
+                model.forward(tokens[start:end], torch.arange(start, end), attention, rows)
+            )
+        kv = pool.blocks[table].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[..., :70, :]
+        results.append((torch.cat(logits), kv))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_directory_gives_the_same_model(tmp_path: Path) -> None:
