@@ -35,10 +35,11 @@ from radixkv_client.errors import (
     RadixKVError,
     Unavailable,
 )
-from radixkv_client.lease import PLAIN, AcquireOptions, LeaseState
+from radixkv_client.lease import LeaseState
 from radixkv_client.protocol import Answer, Request
 from radixkv_client.spec import KVSpec
 from radixkv_client.tokens import TOKEN_BYTES, Tokens, token_bytes
+from radixkv_client.values import PLAIN, AcquireOptions
 
 
 class AsyncClient(ClientBase):

@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from radixkv_client.base import refills, wait_for_event
+from radixkv_client.base import outcome_unknown, refills, wait_for_event
 from radixkv_client.batch import BatchBase, PendingBase
 from radixkv_client.errors import RadixKVError, Unavailable
 from radixkv_client.lease import LeaseState
@@ -67,8 +67,9 @@ class AsyncLease(LeaseState):
         children = [AsyncLease(self._client, self.connected, 0) for _ in range(num_children)]
         try:
             await self._client.call([self.fork_request(children, upto)], timeout)
-        except BaseException:
-            self._client.abandon(children)
+        except BaseException as error:
+            if outcome_unknown(error):
+                self._client.abandon(children)
             raise
         return children
 

@@ -26,6 +26,7 @@ from radixkv_client.attach import (
 from radixkv_client.connected import Connected
 from radixkv_client.errors import (
     Cancelled,
+    DeadlineExceeded,
     Exhausted,
     InvalidArgument,
     NotFound,
@@ -259,6 +260,11 @@ def refills(
                     "pool has no more for it"
                 )
         lease.check_drawable()
+
+
+def outcome_unknown(error: BaseException) -> bool:
+    """Whether the operation may still be carried out: its time was over, or it was interrupted."""
+    return isinstance(error, DeadlineExceeded) or not isinstance(error, RadixKVError)
 
 
 def wait_for_event(event: Any) -> None:

@@ -5,10 +5,10 @@ from typing import Any, Unpack
 
 from radixkv_client.base import AcquireArguments, ClientBase
 from radixkv_client.errors import Cancelled, FailedPrecondition, RadixKVError
-from radixkv_client.lease import PLAIN, AcquireOptions, LeaseState
+from radixkv_client.lease import LeaseState
 from radixkv_client.protocol import Answer, Request
 from radixkv_client.tokens import TOKEN_BYTES, Tokens, token_bytes
-from radixkv_client.values import ContentRange
+from radixkv_client.values import PLAIN, AcquireOptions, ContentRange
 
 
 class PendingBase:

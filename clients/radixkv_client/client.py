@@ -18,11 +18,11 @@ from radixkv_client.base import (
     Backoff,
 )
 from radixkv_client.errors import Cancelled, DeadlineExceeded, RadixKVError, Unavailable
-from radixkv_client.lease import PLAIN, AcquireOptions
 from radixkv_client.spec import KVSpec
 from radixkv_client.sync_connection import SyncConnection
 from radixkv_client.sync_lease import Batch, Lease, Pending
 from radixkv_client.tokens import TOKEN_BYTES, Tokens, token_bytes
+from radixkv_client.values import PLAIN, AcquireOptions
 
 
 class Client(SyncConnection):

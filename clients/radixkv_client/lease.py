@@ -23,7 +23,6 @@ Theory of operation
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -33,10 +32,11 @@ from radixkv_client.errors import FailedPrecondition, InvalidArgument, RadixKVEr
 from radixkv_client.protocol import Request
 from radixkv_client.tokens import TOKEN_BYTES, block_ids
 from radixkv_client.values import (
+    PLAIN,
+    AcquireOptions,
     Committed,
     ContentRange,
     Miss,
-    Scope,
     contents_to_proto,
     reason_to_proto,
 )
@@ -48,27 +48,6 @@ class _Phase(Enum):
     WAITING = "waiting for its Acquire or Fork"
     LIVE = "live"
     ENDED = "released"
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireOptions:
-    """What an Acquire asks for beside its tokens; waits are in milliseconds."""
-
-    scope: Scope | None = None
-    contents: Sequence[ContentRange] = ()
-    extra_blocks: int = 0
-    partial_tail: bool = False
-    capacity_wait_ms: int = 0
-    wait_ms: int = 0
-    resumed: bool = False
-
-    @property
-    def max_wait_s(self) -> float:
-        """How long the server may wait before it answers, in seconds."""
-        return (self.capacity_wait_ms + self.wait_ms) / 1000
-
-
-PLAIN = AcquireOptions()
 
 
 class LeaseState:

@@ -8,8 +8,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from radixkv.v1 import session_pb2 as pb
-from radixkv_client.errors import Internal, InvalidArgument, Unavailable
-from radixkv_client.spec import DTYPE_BYTES, KVSpec
+from radixkv.wire.model_config import DTYPE_BYTES
+from radixkv_client.errors import Internal, InvalidArgument, Unavailable, WrongProcess
+from radixkv_client.spec import KVSpec
 
 if TYPE_CHECKING:
     import numpy
@@ -23,9 +24,9 @@ class PoolMapping:
     """The server's pool in this process's memory: `num_blocks` + 1 blocks of `block_bytes`.
 
     Views are valid until close(), which the client calls when the server has restarted or the
-    client is closed; a view kept longer still reads its old memory, which nobody else uses, and
-    must be dropped before the memory is given back. A forked child has no mapping: touching a view
-    there is a fault.
+    client is closed; a view kept longer reads its old memory, which nobody else uses any more, and
+    keeps it from being given back. A forked child has no mapping: taking a view there raises
+    WrongProcess, touching one taken before is a fault.
     """
 
     def __init__(self, descriptor: int, pool: pb.Pool, kv_spec: KVSpec) -> None:
@@ -34,6 +35,7 @@ class PoolMapping:
         self.kv_spec = kv_spec
         self._map = _map_pool(descriptor, pool)
         self._closed = False
+        self._pid = os.getpid()
         _live.add(self)
 
     @property
@@ -82,6 +84,8 @@ class PoolMapping:
         return whole.as_strided(size, stride, offset)
 
     def _open_map(self) -> mmap.mmap:
+        if self._pid != os.getpid():
+            raise WrongProcess(f"this pool is mapped in process {self._pid}; connect anew here")
         if self._closed:
             raise Unavailable(
                 "this pool mapping is closed: the server restarted or the client "

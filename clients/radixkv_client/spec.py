@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.v1 import session_pb2 as pb
+from radixkv.wire.model_config import DTYPE_BYTES, ModelConfigError, kv_geometry
 from radixkv_client.errors import InvalidArgument
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
 LAYOUT = "LKHTD"
-# Families whose state is not a KV per token, so that no prefix of blocks can stand for it.
-_STATE_SPACE = ("mamba", "mamba2", "falcon_mamba", "jamba", "rwkv", "zamba", "zamba2", "bamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +68,16 @@ class KVSpec:
 
         Raises InvalidArgument naming the missing key, or the family that has no KV per token.
         """
-        config = config.get("text_config", config)
-        family = str(config.get("model_type", ""))
-        if family in _STATE_SPACE:
-            raise InvalidArgument(f"model_type {family!r}: state-space models have no KV per token")
-        dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "")
-        dtype = dtype.removeprefix("torch.")
-        if not dtype:
-            raise InvalidArgument("config.json has no torch_dtype; pass dtype")
-        num_heads = _required(config, "num_attention_heads")
-        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-        if config.get("kv_lora_rank"):
-            num_kv_heads = 1
-            head_dim = int(config["kv_lora_rank"]) + _required(config, "qk_rope_head_dim")
-            value_head_dim = 0
-        else:
-            head_dim = int(config.get("head_dim") or _required(config, "hidden_size") // num_heads)
-            value_head_dim = head_dim
+        try:
+            geometry = kv_geometry(config, dtype)
+        except ModelConfigError as error:
+            raise InvalidArgument(str(error)) from None
         return cls(
-            num_layers=_required(config, "num_hidden_layers"),
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            value_head_dim=value_head_dim,
-            dtype=dtype,
-            block_size=block_size,
+            geometry.num_layers,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+            geometry.value_head_dim,
+            geometry.dtype,
+            block_size,
             backend=backend,
         )
-
-
-def _required(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgument(f"config.json: {key} is {value!r}, must be a positive integer")
-    return value

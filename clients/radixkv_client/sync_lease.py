@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from radixkv_client.base import refills, wait_for_event
+from radixkv_client.base import outcome_unknown, refills, wait_for_event
 from radixkv_client.batch import BatchBase, PendingBase
 from radixkv_client.errors import RadixKVError, Unavailable
 from radixkv_client.lease import LeaseState
@@ -88,8 +88,9 @@ class Lease(LeaseState):
 
         try:
             self._call(build, timeout)
-        except BaseException:
-            self._client.abandon(children)
+        except BaseException as error:
+            if outcome_unknown(error):
+                self._client.abandon(children)
             raise
         return children
 

@@ -39,6 +39,27 @@ class ContentRange:
 
 
 @dataclass(frozen=True, slots=True)
+class AcquireOptions:
+    """What an Acquire asks for beside its tokens; waits are in milliseconds."""
+
+    scope: Scope | None = None
+    contents: Sequence[ContentRange] = ()
+    extra_blocks: int = 0
+    partial_tail: bool = False
+    capacity_wait_ms: int = 0
+    wait_ms: int = 0
+    resumed: bool = False
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long the server may wait before it answers, in seconds."""
+        return (self.capacity_wait_ms + self.wait_ms) / 1000
+
+
+PLAIN = AcquireOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Miss:
     """Why no more was cached: a name of `MissReason.Kind`, the first token that is not cached, and
     for "DIVERGES" what the nearest branch has there."""

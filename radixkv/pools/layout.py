@@ -6,8 +6,8 @@ The server needs only `block_bytes`; the other fields keep apart models whose by
 from dataclasses import dataclass, fields
 
 from radixkv.wire.limits import MAX_BLOCK_SIZE
+from radixkv.wire.model_config import DTYPE_BYTES
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
 LAYOUTS = ("LKHTD",)
 MAX_LAYERS = 1024
 MAX_KV_HEADS = 1024

@@ -13,10 +13,10 @@ from radixkv_client.errors import (
     InvalidArgument,
     Unavailable,
 )
-from radixkv_client.lease import AcquireOptions, LeaseState
+from radixkv_client.lease import LeaseState
 from radixkv_client.protocol import Answer, Request, default_limits
 from radixkv_client.tokens import token_bytes
-from radixkv_client.values import ContentRange, Scope
+from radixkv_client.values import AcquireOptions, ContentRange, Scope
 
 B = 4
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 import pytest
 
+from radixkv import __version__
 from radixkv.v1 import session_pb2 as pb
 from radixkv_client import errors
+from radixkv_client.attach import CLIENT_VERSION
 from radixkv_client.errors import InvalidArgument
 from radixkv_client.reserve import Reserve
 from radixkv_client.spec import KVSpec
@@ -121,6 +123,10 @@ def test_the_reserve_counts_drawn_blocks_until_they_are_named():
     reserve.put_back(drawn[4:])
     assert (reserve.num_free, reserve.num_drawn) == (8, 0)
     assert len(reserve.withdraw(20)) == 8
+
+
+def test_the_client_tells_this_projects_version():
+    assert f"radixkv-client {__version__}" == CLIENT_VERSION
 
 
 def test_importing_the_client_is_light():

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from radixkv.pools.layout import KVSpec
-from radixkv.server.specs import BUILT_IN, RECURRENT_TYPES, SpecError, load_spec, spec_from_config
+from radixkv.server.specs import BUILT_IN, SpecError, load_spec, spec_from_config
+from radixkv.wire.model_config import RECURRENT_TYPES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
