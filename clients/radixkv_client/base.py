@@ -43,7 +43,7 @@ from radixkv_client.values import ContentRange, Scope
 DEFAULT_TIMEOUT_S = 30.0
 HANDSHAKE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0  # how long close() waits for the server to say that the session is over
-RESUME_WINDOW_S = 0.6  # how long nobody may listen before a session counts as lost
+RESUME_WINDOW_S = 0.3  # how long nobody may listen before a session counts as lost
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
 TRANSPORTS = ("local", "grpc")
