@@ -13,7 +13,8 @@ wherever the prefix was cut:
 - sums over tokens run in tiles of COLUMN_TILE, counted from the start of the sequence, one product
   of one shape after the other; a padded column has weight exactly 0 and value 0, and adding zeros
   at the end of a sum changes nothing.
-tests/kernels/test_paged_attention.py proves both on the machine at hand.
+The first is a habit of BLAS libraries, not a promise: tests/same_bits.py probes it, and
+tests/kernels/test_paged_attention.py proves the rest. Without it answers differ in the last bits.
 
 Slots that no token fills may hold anything (NaN, Inf): scores of padded columns are overwritten,
 not added to, and padded values are set to 0. Only blocks that hold tokens of a sequence are read.

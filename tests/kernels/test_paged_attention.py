@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from radixkv_kernels import paged_attention, write_kv
+from tests.same_bits import require_row_independence
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 3, 4, 8)
@@ -180,6 +181,7 @@ def test_empty_sequences_give_zeros() -> None:
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 80)])
 def test_same_bits_whatever_else_is_in_the_batch(group: int, head_dim: int) -> None:
+    require_row_independence()
     pool = Pool(num_blocks=600, head_dim=head_dim)
     lengths = [1, 2, 7, 16, 17, 100, 130, 131, 260, 700, 701, 1024]
     sequences = [pool.sequence(length)[0] for length in lengths]
@@ -193,6 +195,7 @@ def test_same_bits_whatever_else_is_in_the_batch(group: int, head_dim: int) -> N
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 80)])
 def test_same_bits_wherever_the_prefix_is_cut(group: int, head_dim: int) -> None:
     """Whole prefill, prefill in chunks, prefill behind a cached prefix and decode agree."""
+    require_row_independence()
     pool = Pool(head_dim=head_dim)
     length = 389
     table, _, _ = pool.sequence(length)

@@ -14,6 +14,7 @@ from radixkv_worker import reference, weights
 from radixkv_worker.config import Llama3Scaling, ModelConfig, UnsupportedModel
 from radixkv_worker.gguf_model import _unpermute
 from radixkv_worker.paged import PagedCache
+from tests.same_bits import require_row_independence
 from tests.worker_rig import TINY, random_prompt, tiny_directory, tiny_model, tiny_tensors
 
 
@@ -110,6 +111,7 @@ def plain_logits(tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 def test_rows_have_the_same_bits_in_any_batch() -> None:
+    require_row_independence()
     model = tiny_model().model
     tokens, positions = torch.tensor(random_prompt(40)), torch.arange(40)
 
@@ -139,6 +141,7 @@ class LocalPool:
 @pytest.mark.parametrize("cuts", [[64], [48, 64, 69], [1, 2, 3, 40], list(range(1, 70))])
 def test_kv_and_logits_have_the_same_bits_wherever_the_prefix_is_cut(cuts: list[int]) -> None:
     """So a hit, a chunk or a resumed sequence cannot change an answer in float32."""
+    require_row_independence()
     model, tokens = tiny_model().model, torch.tensor(random_prompt(70))
     results = []
     for edges, table in (([0, 70], [3, 1, 5, 2, 4]), ([0, *cuts, 70], [2, 5, 1, 3, 4])):
