@@ -19,6 +19,7 @@ from radixkv_client.errors import Internal, RadixKVError, Unavailable, error_nam
 CLIENT_VERSION = "radixkv-client 0.1.0"
 CAPABILITIES = ("reserve", "resume")
 _READ_BYTES = 65_536
+_FULL_QUEUE_POLL_S = 0.005
 
 
 class ConnectionLost(Exception):
@@ -96,14 +97,23 @@ class AttachConnection:
         self._descriptors: list[int] = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.socket.settimeout(self._remaining())
-            self.socket.connect(path)
+            self._connect(path)
             self.attached = self._expect("attached").attached
         except (OSError, RadixKVError, ConnectionLost, HandshakeTimeout) as error:
             self.close()
             if isinstance(error, OSError):
                 raise _translate(error, path) from error
             raise
+
+    def _connect(self, path: str) -> None:
+        """Connect; a server that is behind with accepting says "try again" at once."""
+        while True:
+            self.socket.settimeout(self._remaining())
+            try:
+                self.socket.connect(path)
+                return
+            except BlockingIOError:
+                time.sleep(_FULL_QUEUE_POLL_S)
 
     def say_hello(self, hello: pb.ClientMessage) -> pb.HelloReply:
         """Send Hello here and read its reply; raises the error it was refused with."""
