@@ -146,7 +146,7 @@ class Acquires:
     # ---- waiting ----------------------------------------------------------------------------
 
     def _must_queue(self) -> bool:
-        return any(not waiter.session_full for waiter in self._room)
+        return bool(self._room) and any(not waiter.session_full for waiter in self._room)
 
     def _enlist(self, waiter: Waiter) -> None:
         if len(waiter.session.waiting) >= self._state.config.max_waiting_acquires:

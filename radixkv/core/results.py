@@ -1,10 +1,14 @@
 """What goes into and comes out of the core: frozen values, no behaviour.
 
+Those made once or more per operation are named tuples, since a frozen dataclass of eight fields
+takes 1.3 µs to make and a named tuple 0.4.
+
 Tokens are `bytes` of little-endian int32. Block ids are ints >= 1; id 0 is the null block.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class MissKind(Enum):
@@ -37,8 +41,7 @@ class ContentRange:
     content_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(NamedTuple):
     """The first token that is not cached, why, and what the nearest branch has there."""
 
     kind: MissKind
@@ -46,8 +49,7 @@ class Miss:
     nearest_tokens: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupResult(NamedTuple):
     """Answer of a pure read; valid only until the next mutating call."""
 
     cached_tokens: int
@@ -55,8 +57,7 @@ class LookupResult:
     miss: Miss
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOp:
+class CopyOp(NamedTuple):
     """Copy the first `num_tokens` tokens of block `source` to block `target` of one pool.
 
     The runtime performs it and reports `Cache.copy_done(copy_id, ok)`; until then neither block
@@ -70,8 +71,7 @@ class CopyOp:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireRequest:
+class AcquireRequest(NamedTuple):
     """One Acquire. `tokens` is the whole prompt; waits are in milliseconds, 0 = do not wait."""
 
     tokens: bytes
@@ -85,8 +85,7 @@ class AcquireRequest:
     resumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(NamedTuple):
     """A new lease. `block_table` (int32 bytes): cached blocks, then private ones.
 
     `cached_tokens` counts whole cached blocks; `tail_tokens` more are there once `copies` are done.
@@ -102,23 +101,20 @@ class Acquired:
     copies: tuple[CopyOp, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The Acquire waits; its answer comes as an `AcquireAnswered` event from `Cache.poll`."""
 
     lease_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """One private tail block per child (empty tuple if the fork is at a block boundary)."""
 
     tail_blocks: tuple[int, ...]
     copies: tuple[CopyOp, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """Tokens of the lease that are published, and blocks of this commit that the tree had."""
 
     published_tokens: int
@@ -133,8 +129,7 @@ class Invalidated:
     leased_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireAnswered:
+class AcquireAnswered(NamedTuple):
     """Event: a waiting Acquire got its answer, a lease or an error."""
 
     session_id: int

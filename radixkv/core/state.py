@@ -94,14 +94,17 @@ class State:
         for holding in lease.holdings:
             self.drop_holding(session, holding)
         node = lease.node
-        kept = sum(len(step.tokens) for step in node.tree.path(node) if not step.detached)
+        kept = lease.published * self.block_size
+        if node.detached:
+            path = node.tree.path(node)
+            kept = sum(len(step.tokens) for step in path if not step.detached) // TOKEN_BYTES
         for content in lease.contents:
             node.tree.contents.refer(content, -1)
         self.index.unlock(node)
         if node.parent is not None:
             self.index.join_up(node)
         self.on_progress(lease, True)
-        return kept // TOKEN_BYTES
+        return kept
 
     def drop_holding(self, session: Session, holding: Holding) -> None:
         """One lease fewer refers to these blocks."""

@@ -25,7 +25,7 @@ held and kept stays bounded.
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.core.errors import AlreadyExists, CacheError, Exhausted, InvalidArgument
@@ -143,7 +143,7 @@ class SessionProtocol:
         if deferred.ok:
             self._finish(deferred)
         elif isinstance(deferred.result, Acquired):
-            deferred.result = replace(deferred.result, tail_tokens=0)
+            deferred.result = deferred.result._replace(tail_tokens=0)
             self._finish(deferred)
         else:
             self._operations.abort(deferred.lease_ids[1:])
