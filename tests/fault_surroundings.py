@@ -112,9 +112,6 @@ class Surroundings:
     def stopped(self) -> None:
         """The worker is stopped, and will go on after this."""
 
-    def went_on(self) -> None:
-        """The worker was continued and has finished."""
-
     def close(self) -> None:
         """Leave nothing behind."""
 
@@ -239,15 +236,12 @@ class Follower(Surroundings):
         self._finish()
 
     def stopped(self) -> None:
-        """Nobody waits for a stopped leader beyond the deadline; more patient ones may."""
+        """Nobody waits for a stopped leader beyond the deadline, nor when another has done it."""
         started = time.monotonic()
         (reply,) = self._peer_.get([self._short])
         assert time.monotonic() - started < self.STOPPED_WAIT_MS / 1000 + END_S
         assert reply.acquire.being_computed == LEADER_TOKENS
         self._compute()
-
-    def went_on(self) -> None:
-        """Both have computed it; the tree has it once."""
         self._finish()
 
     def _compute(self) -> None:

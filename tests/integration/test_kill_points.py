@@ -89,7 +89,6 @@ def stop_at(site, transport, script, point):
         victim.tell("go on")
         while victim.hear() != FINISHED:
             victim.tell("go on")
-        around.went_on()
     check_gone(site, victim.pid)
     site.check_books()
 
