@@ -46,11 +46,10 @@ class Row:
             return "not measured"
         if self.limit is None:
             return ""
-        if self.at_least:
-            met, off = self.measured >= self.limit, self.limit / max(self.measured, 1e-9)
-        else:
-            met, off = self.measured <= self.limit, self.measured / self.limit
-        return "met" if met else f"missed by {off:.2f}x"
+        small, big = (self.limit, self.measured)[:: -1 if self.at_least else 1]
+        if big <= small:
+            return "met"
+        return f"missed by {big / small:.2f}x" if small else "missed"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
