@@ -30,7 +30,7 @@ from radixkv.core.results import (
     Waiting,
 )
 from radixkv.core.state import SessionFull, State
-from radixkv.core.tokens import check_tokens
+from radixkv.core.tokens import check_length
 
 PRESSURE_INTERVAL_MS = 100
 MAX_WAIT_MS = 3_600_000
@@ -56,7 +56,7 @@ class Acquires:
     ) -> Acquired | Waiting:
         """A new Acquire. Raises what the caller did wrong, TooLarge, or Exhausted."""
         state = self._state
-        check_tokens(request.tokens, state.config.max_tokens)
+        check_length(request.tokens, state.config.max_tokens)
         if not request.tokens:
             raise InvalidArgument("a prompt needs at least one token")
         state.check_new_lease(session, lease_id)

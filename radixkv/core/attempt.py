@@ -12,7 +12,7 @@ from radixkv.core.lease import Lease, Session, Waiter
 from radixkv.core.miss import explain, usable_bytes
 from radixkv.core.results import Acquired, AcquireRequest, CopyOp
 from radixkv.core.state import SessionFull, State
-from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tokens import TOKEN_BYTES, check_signs
 from radixkv.core.tree import GPU, Match, Nearest, Node
 
 
@@ -28,12 +28,17 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
     index.hold(tree)
     contents: tuple[Content, ...] = ()
     try:
+        plain = not request.contents and not len(tree.contents)
+        if not plain:
+            check_signs(request.tokens)
         resolved = tree.contents.resolve(
             request.tokens, request.contents, request.placeholder_tokens, intern=True
         )
         contents, tokens = resolved.contents, resolved.tokens
         limit = usable_bytes(len(tokens), resolved.cacheable, state.block_bytes)
         match = tree.match(tokens, limit)
+        if plain:
+            check_signs(tokens, match.length)
         found = flight.find(match, tokens, limit)
         if found is not None and now_ms < waiter.flight_deadline_ms:
             outcome: Acquired | Flight = found

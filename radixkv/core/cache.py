@@ -43,7 +43,7 @@ from radixkv.core.results import (
     Waiting,
 )
 from radixkv.core.state import SessionFull, State
-from radixkv.core.tokens import TOKEN_BYTES, check_tokens
+from radixkv.core.tokens import TOKEN_BYTES, check_length, check_signs, check_tokens
 
 
 class Cache:
@@ -102,11 +102,13 @@ class Cache:
     ) -> LookupResult:
         """What an Acquire of `tokens` would find. Changes nothing but its own counter."""
         state = self._state
-        check_tokens(tokens, state.config.max_tokens)
-        state.counters.lookups += 1
+        check_length(tokens, state.config.max_tokens)
         tree = state.index.trees.get(namespace)
         found, length = None, 0
         cacheable = len(tokens) // TOKEN_BYTES
+        plain = tree is None or not (contents or len(tree.contents))
+        if not plain:
+            check_signs(tokens)
         if tree is None:
             match = None
             seed = namespace_seed(namespace)
@@ -118,6 +120,9 @@ class Cache:
             match = tree.match(tokens, limit)
             length = match.length
             found = flight.find(match, tokens, limit)
+        if plain:
+            check_signs(tokens, length)
+        state.counters.lookups += 1
         miss = explain(tree, seed, match, tokens, cacheable, state.index.evicted, state.block_bytes)
         computed = 0 if found is None else (found.goal - length) // TOKEN_BYTES
         return LookupResult(length // TOKEN_BYTES, computed, miss)

@@ -130,8 +130,6 @@ class ContentTable:
 
     def count(self, tokens: bytes, change: int) -> None:
         """Blocks with these tokens enter (+1) or leave (-1) the tree."""
-        if not self._by_id:
-            return
         values = np.frombuffer(tokens, "<i4")
         negative = -values[values < 0]
         if not negative.size:

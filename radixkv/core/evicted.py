@@ -7,7 +7,7 @@ first of some eviction. A digest collision can only make a miss reason wrong, ne
 
 from collections import OrderedDict
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from radixkv.core.tree import Node
 
@@ -28,18 +28,12 @@ class EvictedDigests:
         """The edge of `node` is about to lose everything behind `kept_bytes`. O(prefix bytes)."""
         if not self._capacity:
             return
-        tree = node.tree
-        edge = node.tokens[: kept_bytes + tree.block_bytes]
-        parts = [step.tokens for step in tree.path(node)[:-1]]
-        parts.append(edge)
-        if len(tree.contents):
-            parts = [tree.contents.canonical(part) for part in parts]
-        digest = xxh3_64(seed=tree.seed)
-        for part in parts:
-            digest.update(part)
-        key = digest.intdigest()
+        tree, parent = node.tree, node.parent
+        prefix = node.tokens[: kept_bytes + tree.block_bytes]
+        if parent is not None and parent.parent is not None:
+            prefix = tree.path_tokens(parent) + prefix
+        key = xxh3_64_intdigest(tree.contents.canonical(prefix), tree.seed)
         self._digests[key] = None
-        self._digests.move_to_end(key)
         if len(self._digests) > self._capacity:
             self._digests.popitem(last=False)
 

@@ -150,7 +150,8 @@ class PrefixIndex:
 
     def _append(self, node: Node, tokens: bytes, ids: array, grows: bool) -> Node:
         tree = node.tree
-        tree.contents.count(tokens, 1)
+        if len(tree.contents):
+            tree.contents.count(tokens, 1)
         at = 0
         if grows:
             at = min(len(tokens), self.max_edge_bytes - len(node.tokens))
@@ -200,21 +201,18 @@ class PrefixIndex:
             node = self.policy.pick()
             if node is None:
                 break
-            kept = max(node.num_blocks - (count - freed), 0)
-            freed += node.num_blocks - kept
-            self.policy.on_evict(node, node.num_blocks - kept)
-            self._shrink(node, kept)
+            held = len(node.residency[GPU])
+            kept = max(held - (count - freed), 0)
+            freed += held - kept
+            self.policy.on_evict(node, held - kept)
+            self.evicted.add(node, kept * self.block_bytes)
+            if kept:
+                self._remove_blocks(node, kept)
+            else:
+                self._remove_leaf(node)
+        self.num_cached -= freed
         self.num_evicted += freed
         return freed
-
-    def _shrink(self, node: Node, kept: int) -> None:
-        kept_bytes = kept * self.block_bytes
-        self.evicted.add(node, kept_bytes)
-        self.num_cached -= node.num_blocks - kept
-        if kept:
-            self._remove_blocks(node, kept)
-        else:
-            self._remove_leaf(node)
 
     def _remove_leaf(self, node: Node) -> None:
         parent, tree = node.parent, node.tree
@@ -234,7 +232,9 @@ class PrefixIndex:
         for ids in node.residency:
             self._allocator.put(ids[kept:])
             del ids[kept:]
-        node.tree.contents.count(node.tokens[kept_bytes:], -1)
+        contents = node.tree.contents
+        if len(contents):
+            contents.count(node.tokens[kept_bytes:], -1)
         node.tokens = node.tokens[:kept_bytes]
 
     def _drop_if_empty(self, tree: Tree) -> None:
