@@ -5,9 +5,11 @@ parent that receives from it. Every wait is bounded.
 """
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -28,7 +30,9 @@ class Child:
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
         self._connection, theirs = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_main, args=(theirs, target, args), daemon=True)
+        self._stacks = tempfile.NamedTemporaryFile("r", prefix="rkv-stacks-")  # noqa: SIM115
+        whole = (theirs, self._stacks.name, target, args)
+        self.process = _CONTEXT.Process(target=_main, args=whole, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -50,7 +54,10 @@ class Child:
 
     def hear(self, timeout: float = TIMEOUT_S) -> Any:
         """The next message; raises Died, AssertionError with the child's traceback or on a hang."""
-        assert self._connection.poll(timeout), f"process {self.pid} says nothing for {timeout} s"
+        if not self._connection.poll(timeout):
+            raise AssertionError(
+                f"process {self.pid} says nothing for {timeout} s:\n{self._where()}"
+            )
         try:
             kind, message = self._connection.recv()
         except (EOFError, ConnectionError):
@@ -85,6 +92,12 @@ class Child:
         assert self.process.exitcode is not None, f"process {self.pid} does not end"
         self._connection.close()
 
+    def _where(self) -> str:
+        """The stacks of its threads, if it runs."""
+        self._signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        return f"state {self._state()}\n{self._stacks.read()}"
+
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -113,7 +126,10 @@ class Parent:
         return self._connection.recv() if self._connection.poll(timeout) else None
 
 
-def _main(connection: Connection, target: Callable[..., None], args: tuple) -> None:
+def _main(
+    connection: Connection, stacks: str, target: Callable[..., None], args: tuple
+) -> None:
+    faulthandler.register(signal.SIGUSR1, open(stacks, "w"))  # noqa: SIM115
     try:
         target(Parent(connection), *args)
     except (EOFError, BrokenPipeError):
