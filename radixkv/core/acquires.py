@@ -8,7 +8,8 @@ Theory of operation
     holds no block, lock or interned content, and each attempt matches anew.
     A new Acquire never overtakes the room queue. Only waiters held up by their own session's cap
     are passed over, since nobody else can help them.
-    While the head of the room queue waits, the largest holder is asked for blocks again and again.
+    While the head of the room queue waits, the largest holder is asked for blocks again and again;
+    while only sessions' own caps are in the way, the first of those sessions is.
 Invariants: a waiter is in `session.waiting` until answered; answered exactly once, by an event.
 """
 
@@ -251,18 +252,21 @@ class Acquires:
                 self._follow(waiter, outcome)
 
     def _press(self, now_ms: int) -> None:
-        head = next((waiter for waiter in self._room if not waiter.session_full), None)
-        if head is None:
+        """Ask the largest holder for room; or, if only sessions' own caps are full, such a one."""
+        if not self._room:
             self._pressure_at_ms = None
             return
         if self._pressure_at_ms is not None and now_ms < self._pressure_at_ms:
             return
         self._pressure_at_ms = now_ms + PRESSURE_INTERVAL_MS
         state = self._state
-        largest = max(
-            state.sessions.values(),
-            key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),
-        )
-        missing = total_blocks(state, head.request) - state.pool.num_available
+        head = next((waiter for waiter in self._room if not waiter.session_full), self._room[0])
+        asked, missing = head.session, 1
+        if not head.session_full:
+            missing = total_blocks(state, head.request) - state.pool.num_available
+            asked = max(
+                state.sessions.values(),
+                key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),
+            )
         state.counters.pressure_events += 1
-        state.events.append(Pressure(largest.session_id, max(missing, 1)))
+        state.events.append(Pressure(asked.session_id, max(missing, 1)))

@@ -29,11 +29,12 @@ class Source:
 
 @cache
 def sources(*folders: str) -> tuple[Source, ...]:
-    """The Python files below `folders` of the repository, without generated ones."""
+    """The Python files below `folders` of the repository, without generated or downloaded ones."""
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     found = []
     for path in paths:
-        if GENERATED not in path.parents:
+        hidden = any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+        if GENERATED not in path.parents and not hidden:
             text = path.read_text()
             found.append(Source(path, text, ast.parse(text)))
     return tuple(found)
