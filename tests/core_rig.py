@@ -61,7 +61,7 @@ class Rig(Audit):
         """Acquire; returns the lease, or the waiting one. Errors pass through, checked."""
         if not lease_id:
             lease_id, self.next_lease = self.next_lease, self.next_lease + 1
-        request = AcquireRequest(int32(tokens), namespace, contents, **options)  # type: ignore[arg-type]
+        request = AcquireRequest(int32(tokens), namespace, contents, **options)
         before = self.cache.counters.evicted_blocks
         try:
             result = self.cache.acquire(session, lease_id, request, self.now_ms)
