@@ -9,11 +9,13 @@ from types import TracebackType
 import torch
 from tokenizers import pre_tokenizers
 
-from radixkv_worker import cli, weights
+from radixkv_client import Client
+from radixkv_worker import cli, reference, weights
 from radixkv_worker.config import Llama3Scaling, ModelConfig
 from radixkv_worker.engine import Engine
 from radixkv_worker.model import Model, tensor_shapes
 from radixkv_worker.request import Delta, Done, Event, Failed, Request, RequestStats, SamplingParams
+from radixkv_worker.sampling import Sampler
 from radixkv_worker.scheduler import SchedulerLimits
 from radixkv_worker.tokenizer import Tokenizer, byte_level_bpe
 
@@ -162,3 +164,28 @@ class Worker:
     def run(self, prompt: tuple[int, ...], **params: object) -> Result:
         """Submit and wait."""
         return self.submit(prompt, **params).wait()
+
+
+def expected(loaded: weights.LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """The greedy answer without any cached prefix."""
+    return reference.greedy(loaded.model, prompt, max_tokens)
+
+
+def sampled(
+    loaded: weights.LoadedModel, prompt: tuple[int, ...], params: SamplingParams, index: int
+) -> list[int]:
+    """One sample without any cached prefix."""
+    sampler = Sampler(params, index)
+    cache = reference.ContiguousCache(loaded.model, len(prompt) + params.max_tokens)
+    tokens = [sampler.choose(cache.append(prompt))]
+    while len(tokens) < params.max_tokens:
+        tokens.append(sampler.choose(cache.append(tokens[-1:])))
+    return tokens
+
+
+def assert_idle(client: Client) -> None:
+    """No lease is left, and the books balance."""
+    stats = client.stats()
+    books = stats.books
+    assert (stats.num_leases, stats.num_waiting, books.leased, books.in_flight) == (0, 0, 0, 0)
+    assert books.reserved + books.pinned + books.cached + books.free == books.total

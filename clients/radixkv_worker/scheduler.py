@@ -175,7 +175,7 @@ class Scheduler:
             group.attempts += 1
             # Groups that took each other's room must not try again at the same moment.
             jitter = group.serial * 7919 % 16 + 1
-            group.not_before_s = now + 0.05 * jitter * min(group.attempts, 8)
+            group.not_before_s = now + 0.02 * jitter * min(group.attempts, 8)
             if group.attempts > MAX_BEAM_ATTEMPTS:
                 failed.append((sequence, error))
 
@@ -250,7 +250,7 @@ class Scheduler:
             if sequence in place:
                 place.remove(sequence)
         lease = sequence.lease or (sequence.pending.lease if sequence.pending else None)
-        if lease is not None:
+        if lease is not None and not lease.ended:  # a refused Acquire has ended by itself
             # If the session is lost so is the lease, and the next step finds out.
             with suppress(Unavailable), self._client.batch() as batch:
                 batch.release(lease, reason)

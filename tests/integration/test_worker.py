@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from radixkv_client import Client
 from radixkv_worker import reference
 from radixkv_worker.model import Model
 from radixkv_worker.request import BadRequest, Failed, SamplingParams
-from radixkv_worker.sampling import Sampler
 from radixkv_worker.scheduler import SchedulerLimits
 from radixkv_worker.weights import LoadedModel
 from tests.server_process import ServerProcess
@@ -21,7 +19,10 @@ from tests.worker_rig import (
     TINY,
     Result,
     Worker,
+    assert_idle,
+    expected,
     random_prompt,
+    sampled,
     tiny_model,
     tiny_tensors,
 )
@@ -39,18 +40,6 @@ def tiny() -> LoadedModel:
 def server() -> Iterator[ServerProcess]:
     with ServerProcess("--check-invariants", gpu_blocks=400) as process:
         yield process
-
-
-def expected(tiny: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    return reference.greedy(tiny.model, prompt, max_tokens)
-
-
-def assert_idle(client: Client) -> None:
-    """No lease is left, and the books balance."""
-    stats = client.stats()
-    books = stats.books
-    assert (stats.num_leases, stats.num_waiting, books.leased, books.in_flight) == (0, 0, 0, 0)
-    assert books.reserved + books.pinned + books.cached + books.free == books.total
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc"])
@@ -140,18 +129,6 @@ def test_samples_depend_on_seed_and_index_only(server: ServerProcess, tiny: Load
         assert result.tokens(index) == again.tokens(index) == want
 
 
-def sampled(
-    tiny: LoadedModel, prompt: tuple[int, ...], params: SamplingParams, index: int
-) -> list[int]:
-    """One sample without any cached prefix."""
-    sampler = Sampler(params, index)
-    cache = reference.ContiguousCache(tiny.model, len(prompt) + params.max_tokens)
-    tokens = [sampler.choose(cache.append(prompt))]
-    while len(tokens) < params.max_tokens:
-        tokens.append(sampler.choose(cache.append(tokens[-1:])))
-    return tokens
-
-
 @pytest.mark.parametrize("length", [32, 45])
 @pytest.mark.parametrize("width", [1, 3, 4])
 def test_beams_equal_plain_beam_search(
@@ -193,104 +170,6 @@ def test_bad_requests_are_refused(server: ServerProcess, tiny: LoadedModel) -> N
         for prompt, message in (((), "empty"), ((5, 260), "outside"), ((5,) * 4090, "takes 4096")):
             with pytest.raises(BadRequest, match=message):
                 worker.submit(prompt)
-
-
-# ---- little room ----------------------------------------------------------------------------
-
-
-def test_pool_of_one_and_a_half_requests_with_two_workers(tiny: LoadedModel) -> None:
-    """Everything finishes with right tokens, and no sequence is preempted twice."""
-    prompts = [random_prompt(64, seed=100 + index) for index in range(6)]
-    with (
-        ServerProcess("--check-invariants", gpu_blocks=12) as server,  # a request needs 8
-        Worker(server.socket_dir, tiny) as first,
-        Worker(server.socket_dir, tiny) as second,
-    ):
-        results = [
-            (first, second)[index % 2].submit(prompt, max_tokens=64)
-            for index, prompt in enumerate(prompts)
-        ]
-        for prompt, result in zip(prompts, results, strict=True):
-            assert result.wait().tokens() == expected(tiny, prompt, 64)
-        preemptions = [result.stats.preemptions for result in results]
-        assert max(preemptions) <= 1 and sum(preemptions) >= 1
-        assert_idle(first.engine.client)
-        counters = first.engine.client.stats().counters
-        assert counters.preemptions == sum(preemptions)
-        # 64 tokens each were asked for, and resumes are not part of that.
-        assert counters.queried_tokens == 6 * 64
-
-
-def test_samples_and_beams_with_little_room(tiny: LoadedModel) -> None:
-    prompts = [random_prompt(40, seed=200 + index) for index in range(2)]
-    with (
-        ServerProcess("--check-invariants", gpu_blocks=14) as server,
-        Worker(server.socket_dir, tiny) as first,
-        Worker(server.socket_dir, tiny) as second,
-    ):
-        samples = [
-            worker.submit(prompt, n=4, temperature=1.0, seed=3, max_tokens=40)
-            for worker, prompt in zip((first, second), prompts, strict=True)
-        ]
-        beams = [
-            worker.submit(prompt, n=2, beam_width=2, max_tokens=40)
-            for worker, prompt in zip((second, first), prompts, strict=True)
-        ]
-        for prompt, result in zip(prompts, samples, strict=True):
-            result.wait()
-            params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=40)
-            for index in range(4):
-                assert result.tokens(index) == sampled(tiny, prompt, params, index)
-            assert result.stats.preemptions <= 4
-        for prompt, result in zip(prompts, beams, strict=True):
-            want = reference.beam_search(tiny.model, prompt, 40, 2, ())
-            assert [result.wait().tokens(index) for index in range(2)] == [t for _, t in want]
-        assert_idle(first.engine.client)
-
-
-def test_pressure_preempts_the_youngest(tiny: LoadedModel) -> None:
-    """A second worker gets room from the first one's youngest request, never from its oldest."""
-    prompts = [random_prompt(64, seed=400 + index) for index in range(4)]
-    with (
-        ServerProcess("--check-invariants", gpu_blocks=18) as server,
-        Worker(server.socket_dir, tiny) as holder,
-        Worker(server.socket_dir, tiny) as other,
-    ):
-        held = [holder.submit(prompt, max_tokens=60) for prompt in prompts[:3]]
-        for result in held:
-            result.next()
-        late = other.run(prompts[3], max_tokens=4)
-        assert late.tokens() == expected(tiny, prompts[3], 4)
-        for prompt, result in zip(prompts, held, strict=False):
-            assert result.wait().tokens() == expected(tiny, prompt, 60)
-        assert holder.engine.client.stats().counters.pressure_events >= 1
-        assert [result.stats.preemptions for result in held][0] == 0
-        assert held[2].stats.preemptions == 1
-        assert_idle(holder.engine.client)
-
-
-def test_request_that_can_never_fit(tiny: LoadedModel) -> None:
-    with ServerProcess(gpu_blocks=4) as server, Worker(server.socket_dir, tiny) as worker:
-        end = worker.run(random_prompt(60), max_tokens=20).end
-        assert isinstance(end, Failed) and not end.retryable
-        assert end.code == "TOO_LARGE" and "5 blocks" in end.message and "4" in end.message
-        assert worker.run(random_prompt(60), max_tokens=5).tokens()
-
-
-def test_no_room_within_the_deadline(tiny: LoadedModel) -> None:
-    limits = SchedulerLimits(room_wait_ms=200, max_queue_s=0.1)
-    with (
-        ServerProcess(gpu_blocks=8) as server,
-        Worker(server.socket_dir, tiny, limits=limits) as worker,
-        Worker(server.socket_dir, tiny) as holder,
-    ):
-        lease = holder.engine.client.acquire(random_prompt(80))
-        started = time.monotonic()
-        end = worker.run(random_prompt(60, seed=1)).end
-        assert time.monotonic() - started < 5
-        assert isinstance(end, Failed) and end.retryable and end.code == "EXHAUSTED"
-        lease.release()
-        assert worker.run(random_prompt(60, seed=1)).tokens()
 
 
 # ---- lost servers and workers ---------------------------------------------------------------
