@@ -1,5 +1,6 @@
 """Two engines over one server: right tokens, shared blocks, little room, lost servers."""
 
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -203,6 +204,37 @@ def test_server_killed_under_load(tiny: LoadedModel) -> None:
         for index in range(3):
             assert samples.wait().tokens(index) == sampled(tiny, prompts[1], params, index)
         assert first.engine.stats().reconnects == second.engine.stats().reconnects == 1
+        assert_idle(first.engine.client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_server_killed_again_and_again_with_little_room(tiny: LoadedModel, seed: int) -> None:
+    chance = random.Random(seed)
+    prompts = [random_prompt(chance.randint(1, 90), seed=600 + index) for index in range(8)]
+    limits = SchedulerLimits(token_budget=chance.choice((16, 64)))
+    with (
+        ServerProcess("--check-invariants", gpu_blocks=chance.randint(16, 40)) as server,
+        Worker(server.socket_dir, tiny, limits=limits) as first,
+        Worker(server.socket_dir, tiny, limits=limits) as second,
+    ):
+        both = (first, second)
+        greedy = [chance.choice(both).submit(prompt, max_tokens=90) for prompt in prompts]
+        beams = chance.choice(both).submit(prompts[0], n=2, beam_width=2, max_tokens=60)
+        params = {"n": 3, "temperature": 1.0, "seed": seed, "max_tokens": 60}
+        samples = chance.choice(both).submit(prompts[1], **params)
+        for _ in range(3):
+            time.sleep(chance.uniform(0.05, 0.6))
+            server.kill()
+            time.sleep(chance.choice((0.0, 0.3, 1.5)))
+            server.restart()
+        for prompt, result in zip(prompts, greedy, strict=True):
+            assert result.wait().tokens() == expected(tiny, prompt, 90), f"seed {seed}"
+        want = reference.beam_search(tiny.model, prompts[0], 60, 2, ())
+        assert [beams.wait().tokens(index) for index in range(2)] == [t for _, t in want]
+        for index in range(3):
+            answer = sampled(tiny, prompts[1], SamplingParams(**params), index)
+            assert samples.wait().tokens(index) == answer, f"seed {seed}"
         assert_idle(first.engine.client)
 
 
