@@ -202,14 +202,15 @@ class Engine:
     def _forward(self, works: list[Work]) -> torch.Tensor:
         """Logits of the works that reach the end of their sequence, in order."""
         assert self._cache is not None
-        tokens, positions, rows, count = [], [], [], 0
+        tokens: list[int] = []
+        positions, rows, count = [], [], 0
         for work in works:
             tokens += work.sequence.tokens[work.start : work.end]
             positions.append(torch.arange(work.start, work.end))
             count += work.end - work.start
             if work.end == len(work.sequence.tokens):
                 rows.append(count - 1)
-        tables = [work.sequence.lease.block_table for work in works if work.sequence.lease]
+        tables = [work.sequence.held.block_table for work in works]
         attention = self._cache.attention(tables, [(work.start, work.end) for work in works])
         return self.loaded.model.forward(
             torch.tensor(tokens), torch.cat(positions), attention, torch.tensor(rows).long()

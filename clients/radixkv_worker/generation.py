@@ -80,9 +80,8 @@ class Generation:
     def _note_prompt(self, sequence: Sequence) -> None:
         tally = sequence.group.tally
         if tally.first_token_s is None:
-            assert sequence.lease is not None
             tally.first_token_s = time.monotonic()
-            tally.block_ids = tuple(sequence.lease.block_table)
+            tally.block_ids = tuple(sequence.held.block_table)
 
     def _stop_tokens(self, group: Group) -> tuple[int, ...]:
         params = group.request.params

@@ -88,7 +88,8 @@ def tokenizer(reader: GGUFReader) -> Tokenizer:
     tokens = _field(reader, "tokenizer.ggml.tokens")
     types = _field(reader, "tokenizer.ggml.token_type")
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-    merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
+    pairs = [merge.split(" ") for merge in _field(reader, "tokenizer.ggml.merges")]
+    merges = [(first, second) for first, second in pairs]
     names = {
         name: tokens[_field(reader, f"tokenizer.ggml.{name}_id")]
         for name in ("bos_token", "eos_token")

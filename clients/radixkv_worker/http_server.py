@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from typing import Any
 
@@ -88,7 +88,7 @@ class Api:
                 return await _stream(http, call, events)
             return await _answer(call, events)
 
-    def _submit(self, call: http_api.Call) -> AsyncIterator[Event]:
+    def _submit(self, call: http_api.Call) -> AsyncGenerator[Event, None]:
         """Events of a request up to its last; closing it early cancels the request."""
         loop = asyncio.get_running_loop()
         # Holds at most the request's own tokens, of which there are n * max_tokens.
@@ -100,7 +100,7 @@ class Api:
 
         self._engine.submit(call.request, sink)
 
-        async def events() -> AsyncIterator[Event]:
+        async def events() -> AsyncGenerator[Event, None]:
             finished = False
             try:
                 while not finished:
@@ -114,7 +114,7 @@ class Api:
         return events()
 
 
-async def _answer(call: http_api.Call, events: AsyncIterator[Event]) -> web.Response:
+async def _answer(call: http_api.Call, events: AsyncGenerator[Event, None]) -> web.Response:
     deltas: list[Delta] = []
     async for event in events:
         if isinstance(event, Failed):
@@ -128,7 +128,7 @@ async def _answer(call: http_api.Call, events: AsyncIterator[Event]) -> web.Resp
 
 
 async def _stream(
-    http: web.Request, call: http_api.Call, events: AsyncIterator[Event]
+    http: web.Request, call: http_api.Call, events: AsyncGenerator[Event, None]
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(http)

@@ -76,6 +76,7 @@ def beam_search(
     Of all continuations of all beams, the best 2 * width are looked at: those that end leave the
     beam, the best `width` others go on. It is over when `width` have ended, or at `max_tokens`.
     """
+    live: list[tuple[float, list[int], ContiguousCache]]
     live = [(0.0, [], ContiguousCache(model, len(prompt) + max_tokens))]
     pending = [list(prompt)]
     ended: list[tuple[float, list[int]]] = []
@@ -88,7 +89,7 @@ def beam_search(
                 for score, token in zip(scores.double(), ids, strict=True)
             ]
         options.sort(key=lambda option: -option[0])
-        following = []
+        following: list[tuple[float, list[int], ContiguousCache]] = []
         for total, index, tokens in options[: 2 * width]:
             if tokens[-1] in stop_tokens:
                 ended.append((total / len(tokens), tokens))

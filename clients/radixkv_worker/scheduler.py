@@ -141,8 +141,7 @@ class Scheduler:
         return failed
 
     def _granted(self, sequence: Sequence) -> None:
-        lease = sequence.lease
-        assert lease is not None
+        lease = sequence.held
         sequence.pending = None
         sequence.phase = Phase.RUNNING
         sequence.computed = lease.cached_tokens
@@ -196,8 +195,7 @@ class Scheduler:
     def _secure(self, sequence: Sequence, upto: int) -> bool:
         """Have blocks for the first `upto` tokens; False if the sequence was preempted."""
         while sequence.phase is Phase.RUNNING:
-            assert sequence.lease is not None
-            missing = self._blocks(upto) - len(sequence.lease.block_table)
+            missing = self._blocks(upto) - len(sequence.held.block_table)
             if missing <= 0:
                 return True
             try:
@@ -207,12 +205,11 @@ class Scheduler:
         return False
 
     def _grow(self, sequence: Sequence, num_blocks: int) -> None:
-        assert sequence.lease is not None
         try:
-            sequence.lease.append_blocks(num_blocks, timeout=PATIENCE_S)
+            sequence.held.append_blocks(num_blocks, timeout=PATIENCE_S)
         except Exhausted:
             # The reserve is small in a small pool; ask the pool itself.
-            sequence.lease.extend(num_blocks, timeout=PATIENCE_S)
+            sequence.held.extend(num_blocks, timeout=PATIENCE_S)
 
     def _youngest(self) -> Sequence:
         return max((s for s in self.running if not s.holds_all), key=lambda s: s.order)
@@ -276,18 +273,18 @@ class Scheduler:
         ends = set(dropped + finished)
         with self._client.batch() as batch:
             self._commits = [
-                batch.commit(work.sequence.lease, *commit)
+                batch.commit(work.sequence.held, *commit)
                 for work in works
                 if work.sequence not in ends and (commit := self._unpublished(work.sequence))
             ]
             for sequence in dropped:
-                batch.release(sequence.lease, "finished")
+                batch.release(sequence.held, "finished")
             pendings = [
-                batch.fork(parent.lease, len(children), parent.computed)
+                batch.fork(parent.held, len(children), parent.computed)
                 for parent, children in forks
             ]
             for sequence in finished:
-                batch.release(sequence.lease, "finished", self._unpublished(sequence))
+                batch.release(sequence.held, "finished", self._unpublished(sequence))
         for sequence in dropped + finished:
             self.running.remove(sequence)
             sequence.forget_lease()
@@ -297,8 +294,7 @@ class Scheduler:
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, array] | None:
         """Full blocks computed and not committed: where they end, and the tokens to send."""
-        lease = sequence.lease
-        assert lease is not None
+        lease = sequence.held
         full = sequence.computed // self._client.block_size * self._client.block_size
         if full <= lease.committed_tokens:
             return None

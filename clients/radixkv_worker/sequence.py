@@ -79,6 +79,12 @@ class Sequence:
     options: Candidates | None = None  # of a beam in READY
 
     @property
+    def held(self) -> Lease:
+        """The lease, where there must be one."""
+        assert self.lease is not None, "the sequence has no lease"
+        return self.lease
+
+    @property
     def order(self) -> tuple[int, int]:
         """Position by age: requests by arrival, samples by index; larger is younger."""
         return self.group.serial, self.index

@@ -139,7 +139,7 @@ class TextStream:
 
 def byte_level_bpe(
     tokens: Sequence[str],
-    merges: Sequence[tuple[str, ...]],
+    merges: Sequence[tuple[str, str]],
     special: Sequence[str],
     *,
     single_digits: bool,
@@ -147,7 +147,9 @@ def byte_level_bpe(
     """A byte-level BPE tokenizer; `single_digits`: every digit is a token of its own."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if single_digits else []
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()

@@ -77,7 +77,7 @@ def fingerprint(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
     for name in tensor_shapes(config):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype}".encode())
-        digest.update(tensor.view(torch.uint8).numpy())
+        digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
