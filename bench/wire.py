@@ -2,11 +2,17 @@
 
 Server, peers and this client are separate processes; times are wall times of this client unless a
 row says CPU. Every Acquire is a full hit of 1,024 tokens, so the numbers are the service's own.
+
+Where there are two cores, servers and peers are held on one and this client on the other. Left to
+the scheduler, the two ends of an echo share a core and never pay for waking the other one, while
+ends that compute longer are moved apart and do: the ratio would be one of placements.
 """
 
+import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -27,12 +33,15 @@ PAIRS_PER_STEP = 32
 STEPS_IN_FLIGHT = 6
 STEPS = 60  # of one throughput measurement
 MISSES = 40  # of one CPU measurement
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, CLIENT_CORE = 0, 1
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=16, value_head_dim=16, dtype="float32")
 
 
 def rows(quick: bool = False) -> list[Row]:
     """All rows of this part."""
-    with ServerProcess("--prefault", gpu_blocks=GPU_BLOCKS) as server:
+    with ServerProcess("--prefault", gpu_blocks=GPU_BLOCKS) as server, cores_apart():
+        hold_on(server.pid, SERVER_CORE)
         found = []
         for transport in ("local", "grpc"):
             with connect(server, transport) as client:
@@ -44,6 +53,24 @@ def rows(quick: bool = False) -> list[Row]:
                     found += grpc_latency_row(client, prompts)
                 found.append(throughput_row(server, client, prompts, transport))
         return found
+
+
+@contextmanager
+def cores_apart() -> Iterator[None]:
+    """Hold this process on its core meanwhile."""
+    before = os.sched_getaffinity(0)
+    hold_on(os.getpid(), CLIENT_CORE)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def hold_on(pid: int, position: int) -> None:
+    """Hold all threads of a process on one of the cores we may use, if there are two."""
+    if len(CORES) >= 2:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {CORES[position]})
 
 
 def connect(server: ServerProcess, transport: str) -> Client:
@@ -120,7 +147,8 @@ def latency_rows(client: Client, prompts: list[bytes]) -> list[Row]:
         ):
             path = directory / kind
             try:
-                with Peer(kind, path, size):
+                with Peer(kind, path, size) as process:
+                    hold_on(process.pid, SERVER_CORE)
                     peer = (
                         EchoClient(path, request_bytes, reply_bytes)
                         if kind == "echo"

@@ -33,6 +33,11 @@ class Peer:
                 raise RuntimeError(f"the {kind} peer did not start")
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 
