@@ -7,7 +7,7 @@ Theory of operation
     deadline passes; or in the FIFO *room* queue, until it fits or its deadline passes. In both it
     holds no block, lock or interned content, and each attempt matches anew.
     A new Acquire never overtakes the room queue. Only waiters held up by their own session's cap
-    are passed over, since nobody else can help them.
+    are passed over, by other sessions, since nobody else can help them.
     While the head of the room queue waits, the largest holder is asked for blocks again and again;
     while only sessions' own caps are in the way, the first of those sessions is.
 Invariants: a waiter is in `session.waiting` until answered; answered exactly once, by an event.
@@ -68,7 +68,7 @@ class Acquires:
             session, lease_id, request, now_ms, now_ms + min(request.wait_ms, MAX_WAIT_MS)
         )
         try:
-            if self._must_queue():
+            if self._must_queue(session):
                 raise Exhausted("others are waiting for room")
             outcome = attempt(state, waiter, now_ms)
         except Exhausted:
@@ -146,8 +146,10 @@ class Acquires:
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def _must_queue(self) -> bool:
-        return bool(self._room) and any(not waiter.session_full for waiter in self._room)
+    def _must_queue(self, session: Session) -> bool:
+        return bool(self._room) and any(
+            waiter.session is session or not waiter.session_full for waiter in self._room
+        )
 
     def _enlist(self, waiter: Waiter) -> None:
         if len(waiter.session.waiting) >= self._state.config.max_waiting_acquires:
@@ -212,7 +214,7 @@ class Acquires:
 
     def _retry(self, waiter: Waiter, now_ms: int) -> None:
         try:
-            if self._must_queue():
+            if self._must_queue(waiter.session):
                 raise Exhausted("others are waiting for room")
             outcome = attempt(self._state, waiter, now_ms)
         except Exhausted as error:
@@ -231,13 +233,17 @@ class Acquires:
 
     def _serve_room(self, now_ms: int) -> None:
         state = self._state
+        full: set[Session] = set()
         for waiter in list(self._room):
+            if waiter.session in full:
+                continue
             stamp = (id(waiter), state.pool.num_available, state.index.clock)
             if stamp == self._failed_at:
                 return
             try:
                 outcome = attempt(state, waiter, now_ms)
             except SessionFull:
+                full.add(waiter.session)
                 continue
             except Exhausted:
                 self._failed_at = (id(waiter), state.pool.num_available, state.index.clock)

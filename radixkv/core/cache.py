@@ -148,12 +148,22 @@ class Cache:
         """Whether this lease's Acquire waits."""
         return lease_id in self._state.session(session_id).waiting
 
-    def extend(self, session_id: int, lease_id: int, num_blocks: int) -> tuple[int, ...]:
-        """Append private blocks to a lease, at once or not at all; returns their ids."""
-        lease = self._state.lease(session_id, lease_id)
+    def check_extend(self, session_id: int, lease_id: int, num_blocks: int) -> None:
+        """Raise what an `extend` would for its arguments or for want of room. Changes nothing."""
+        state = self._state
+        lease = state.lease(session_id, lease_id)
         if num_blocks < 1:
             raise InvalidArgument(f"num_blocks is {num_blocks}, at least 1 is needed")
-        self._state.check_length(len(lease.table) + num_blocks)
+        state.check_length(len(lease.table) + num_blocks)
+        with self._counting_exhausted():
+            state.check_private(lease.session, num_blocks)
+            if num_blocks > state.pool.num_available:
+                raise Exhausted(state.pool.shortage(num_blocks))
+
+    def extend(self, session_id: int, lease_id: int, num_blocks: int) -> tuple[int, ...]:
+        """Append private blocks to a lease, at once or not at all; returns their ids."""
+        self.check_extend(session_id, lease_id, num_blocks)
+        lease = self._state.lease(session_id, lease_id)
         with self._counting_exhausted():
             taken = self._state.take_private(lease.session, num_blocks)
         lease.table.extend(taken)

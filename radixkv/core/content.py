@@ -174,12 +174,23 @@ class ContentTable:
         if not self._by_id:
             return tokens
         values = np.frombuffer(tokens, "<i4").copy()
-        for index in np.flatnonzero(values < 0).tolist():
-            token = -int(values[index])
-            at = self._by_first.bisect_right(token) - 1
-            content = self._by_first.peekitem(at)[1]
-            digest = xxh3_64_intdigest(content.content_id, token - content.first)
-            values[index] = -1 - (digest & 0x7FFFFFFF)
+        where = np.flatnonzero(values < 0)
+        if not where.size:
+            return tokens
+        ids = -values[where].astype(np.int64)
+        firsts = np.fromiter(self._by_first.keys(), np.int64, len(self._by_first))
+        owners, inverse = np.unique(
+            np.searchsorted(firsts, ids, side="right") - 1, return_inverse=True
+        )
+        firsts = firsts[owners]
+        seeds = np.array(
+            [xxh3_64_intdigest(self._by_first[first].content_id) for first in firsts.tolist()],
+            np.uint64,
+        )
+        offsets = (ids - firsts[inverse]).astype(np.uint64)
+        mixed = seeds[inverse] + offsets * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(32)
+        values[where] = -1 - (mixed & np.uint64(0x7FFFFFFF)).astype(np.int64)
         return values.tobytes()
 
     def references(self) -> dict[bytes, int]:

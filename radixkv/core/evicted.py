@@ -1,8 +1,9 @@
 """A bounded memory of what was evicted, to tell "evicted" from "never computed".
 
-One 64-bit digest per eviction, of the whole prefix up to and including the first evicted block.
-That is enough: evictions go from the tail inward, so the block right behind a match is always the
-first of some eviction. A digest collision can only make a miss reason wrong, never a hit.
+One 64-bit digest per branch that a series of evictions shortens, of the whole prefix up to and
+including the first evicted block. That is enough: evictions go from the tail inward, so the block
+right behind a match is the first of some series. A digest collision can only make a miss reason
+wrong, never a hit.
 """
 
 from collections import OrderedDict
@@ -24,16 +25,13 @@ class EvictedDigests:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def add(self, node: Node, kept_bytes: int) -> None:
-        """The edge of `node` is about to lose everything behind `kept_bytes`. O(prefix bytes)."""
+    def add(self, end: Node, lost: bytes) -> None:
+        """Behind `end`, the block with the canonical tokens `lost` went. O(prefix bytes)."""
         if not self._capacity:
             return
-        tree, parent = node.tree, node.parent
-        prefix = node.tokens[: kept_bytes + tree.block_bytes]
-        if parent is not None and parent.parent is not None:
-            prefix = tree.path_tokens(parent) + prefix
-        key = xxh3_64_intdigest(tree.contents.canonical(prefix), tree.seed)
-        self._digests[key] = None
+        tree = end.tree
+        prefix = tree.contents.canonical(tree.path_tokens(end)) + lost
+        self._digests[xxh3_64_intdigest(prefix, tree.seed)] = None
         if len(self._digests) > self._capacity:
             self._digests.popitem(last=False)
 

@@ -194,22 +194,31 @@ class PrefixIndex:
     def evict(self, count: int) -> int:
         """Free up to `count` cached blocks, deepest of the policy's pick first; returns how many.
 
-        O(log candidates + prefix bytes) per leaf that shrinks.
+        O(log candidates) per leaf that shrinks, O(prefix bytes) per branch.
         """
         freed = 0
+        lost: tuple[Node, bytes] | None = None  # a branch's new end, and the block behind it
         while freed < count:
             node = self.policy.pick()
             if node is None:
                 break
+            if lost is not None and lost[0] is not node:
+                self.evicted.add(*lost)
             held = len(node.residency[GPU])
             kept = max(held - (count - freed), 0)
             freed += held - kept
             self.policy.on_evict(node, held - kept)
-            self.evicted.add(node, kept * self.block_bytes)
+            at = kept * self.block_bytes
+            block = node.tree.contents.canonical(node.tokens[at : at + self.block_bytes])
             if kept:
+                lost = node, block
                 self._remove_blocks(node, kept)
             else:
+                assert node.parent is not None
+                lost = node.parent, block
                 self._remove_leaf(node)
+        if lost is not None:
+            self.evicted.add(*lost)
         self.num_cached -= freed
         self.num_evicted += freed
         return freed
