@@ -167,7 +167,9 @@ class App:
     def _bind_grpc(self) -> None:
         assert self.runtime is not None
         self._grpc = server = grpc.aio.server(options=server_options())
-        add_cache_service(server, self.runtime, self._token)
+        address = self._settings.listen
+        beyond = address is not None and not address.is_loopback
+        add_cache_service(server, self.runtime, self._token, reads_need_token=beyond)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (
             CACHE_SERVICE,
@@ -177,7 +179,6 @@ class App:
         reflection.enable_server_reflection(names, server)
         with private_umask():
             _add_port(server, self._sockets.paths.grpc_target, "--socket-dir")
-        address = self._settings.listen
         if address is not None:
             check_tcp_free(address, "gRPC for tools", "--listen")
             port = _add_port(server, str(address), "--listen")

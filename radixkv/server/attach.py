@@ -223,9 +223,7 @@ class AttachConnection(asyncio.Protocol):
 
     def _stands_for_process(self) -> bool:
         session = self.session
-        return (
-            session is not None and not session.ended.is_set() and not self.process.is_observable
-        )
+        return session is not None and not session.ended.is_set() and not self.process.is_observable
 
     def _duplicate(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._stream.get_extra_info("socket").fileno()))

@@ -96,9 +96,12 @@ class GrpcLink:
 class CacheService:
     """Handlers of all methods; `token` admits changing calls over TCP, None admits none."""
 
-    def __init__(self, runtime: Runtime, token: AdminToken | None) -> None:
+    def __init__(
+        self, runtime: Runtime, token: AdminToken | None, reads_need_token: bool = False
+    ) -> None:
         self._runtime = runtime
         self._token = token
+        self._reads_need_token = reads_need_token
         self._num_streams = 0
 
     # ---- the session ------------------------------------------------------------------------
@@ -153,19 +156,24 @@ class CacheService:
         self, request: cache_pb2.LookupRequest, context: Context
     ) -> cache_pb2.LookupReply:
         """What an Acquire would find."""
+        self._check_may_read(context)
         found = self._runtime.lookup(request)
         reply = cache_pb2.LookupReply(
             cached_tokens=found.cached_tokens, being_computed=found.being_computed
         )
         fill_miss(reply.miss, found.miss)
+        if not _is_local(context) and not self._has_token(context):
+            reply.miss.ClearField("nearest_tokens")  # tokens of somebody's prompt
         return reply
 
     async def stats(self, request: cache_pb2.StatsRequest, context: Context) -> Any:
         """Books and counters."""
+        self._check_may_read(context)
         return self._runtime.stats()
 
     async def sessions(self, request: cache_pb2.SessionsRequest, context: Context) -> Any:
         """All sessions."""
+        self._check_may_read(context)
         return self._runtime.session_infos()
 
     async def invalidate(
@@ -188,13 +196,23 @@ class CacheService:
         freed = await self._runtime.lifecycle.kill(request.session_id)
         return cache_pb2.KillSessionReply(freed_blocks=freed)
 
+    def _check_may_read(self, context: Context) -> None:
+        """As for HTTP /stats: where a token guards the port, reading needs it too."""
+        if self._reads_need_token and not _is_local(context) and not self._has_token(context):
+            raise PermissionDenied(
+                "calls from other machines need the server's admin token as"
+                " `authorization: Bearer <token>`"
+            )
+
+    def _has_token(self, context: Context) -> bool:
+        return self._token is not None and any(
+            key == "authorization" and isinstance(value, str) and self._token.allows(value)
+            for key, value in context.invocation_metadata() or ()
+        )
+
     def _check_may_change(self, context: Context) -> None:
-        if _is_local(context):
+        if _is_local(context) or self._has_token(context):
             return
-        if self._token is not None:
-            for key, value in context.invocation_metadata() or ():
-                if key == "authorization" and isinstance(value, str) and self._token.allows(value):
-                    return
         raise PermissionDenied(
             "changing calls over TCP need the server's admin token (--admin-token-file) as"
             " `authorization: Bearer <token>`; on the Unix socket they need none"
@@ -202,10 +220,13 @@ class CacheService:
 
 
 def add_cache_service(
-    server: grpc.aio.Server, runtime: Runtime, token: AdminToken | None
+    server: grpc.aio.Server,
+    runtime: Runtime,
+    token: AdminToken | None,
+    reads_need_token: bool = False,
 ) -> None:
     """Serve `radixkv.v1.Cache` on `server`; `token` admits changing calls over TCP."""
-    service = CacheService(runtime, token)
+    service = CacheService(runtime, token, reads_need_token)
     handlers = {
         # Bytes on both sides: messages are made and kept serialized, and checked by Conversation.
         "Session": grpc.stream_stream_rpc_method_handler(service.session),
@@ -238,9 +259,7 @@ def _unary(method: Callable[[Any, Context], Awaitable[Any]], request_type: Any) 
             raise
         except Exception:
             log.exception("a call for tools failed")
-            await context.abort(
-                grpc.StatusCode.INTERNAL, "a fault in the server; its log has more"
-            )
+            await context.abort(grpc.StatusCode.INTERNAL, "a fault in the server; its log has more")
 
     return grpc.unary_unary_rpc_method_handler(
         handle, response_serializer=lambda reply: reply.SerializeToString()

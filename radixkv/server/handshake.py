@@ -25,9 +25,7 @@ def check_hello(hello: pb.Hello) -> None:
     _check_count("capabilities", len(hello.capabilities), limits.MAX_CAPABILITIES)
     for capability in hello.capabilities:
         _check_size("capabilities", capability, limits.MAX_CAPABILITY_BYTES)
-    _check_count(
-        "placeholder_tokens", len(hello.placeholder_tokens), limits.MAX_PLACEHOLDER_TOKENS
-    )
+    _check_count("placeholder_tokens", len(hello.placeholder_tokens), limits.MAX_PLACEHOLDER_TOKENS)
     if any(token < 0 for token in hello.placeholder_tokens):
         raise InvalidArgument("placeholder_tokens has a negative token")
     if not hello.resume and not hello.model_fingerprint:

@@ -104,13 +104,12 @@ class Operations:
     def abort(self, lease_ids: tuple[int, ...]) -> None:
         """Take back leases that their worker has not heard of."""
         for lease_id in lease_ids:
-            self._cache.release(
-                self._session_id, lease_id, ReleaseReason.ABORTED, self._now_ms()
-            )
+            self._cache.release(self._session_id, lease_id, ReleaseReason.ABORTED, self._now_ms())
 
     def extend(self, body: pb.Extend) -> Blocks:
         """The new private blocks. Memory is made sure of first: Extend cannot be undone."""
         if not self._backing.complete:
+            self._cache.check_extend(self._session_id, body.lease_id, body.num_blocks)
             self._backing.prepare(body.num_blocks)
         blocks = self._cache.extend(self._session_id, body.lease_id, body.num_blocks)
         if not self._backing.complete:

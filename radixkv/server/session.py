@@ -226,10 +226,7 @@ class SessionProtocol:
             self._check_held(len(body.tokens))
 
     def _check_held(self, num_bytes: int) -> None:
-        if (
-            self._num_held_ops >= MAX_HELD_OPS
-            or self._num_held_bytes + num_bytes > MAX_HELD_BYTES
-        ):
+        if self._num_held_ops >= MAX_HELD_OPS or self._num_held_bytes + num_bytes > MAX_HELD_BYTES:
             raise Exhausted(
                 f"{self._num_held_ops} operations with {self._num_held_bytes} bytes wait in this"
                 f" session, at most {MAX_HELD_OPS} with {MAX_HELD_BYTES} may"

@@ -29,6 +29,7 @@ BUILT_IN: dict[str, tuple[int, int, int, int]] = {
     "smollm2-135m": (30, 3, 64, 64),
 }
 
+
 class SpecError(ValueError):
     """No KVSpec can be made of this; the message says what is wrong and where."""
 
