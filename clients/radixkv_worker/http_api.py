@@ -3,6 +3,7 @@
 Fields that change what comes back and are not done here are refused by name, never ignored.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from radixkv_worker.request import BadRequest, Delta, Request, RequestStats, Sam
 from radixkv_worker.tokenizer import BadMessages, Tokenizer
 
 DEFAULT_CHAT_TOKENS = 256
+MAX_ERROR_CHARS = 300
 _NEUTRAL: dict[str, tuple[Any, ...]] = {  # accepted with these values only
     "echo": (False, None),
     "logprobs": (False, None),
@@ -37,6 +39,15 @@ class Call:
     debug: bool
     model: str
     created: int
+
+
+def decode(data: bytes, charset: str | None) -> Any:
+    """The JSON value of a body; raises BadRequest."""
+    try:
+        return json.loads(data.decode(charset or "utf-8"))
+    except (ValueError, RecursionError, LookupError) as error:
+        # ValueError: JSON, text that is not in the charset, integers of thousands of digits
+        raise BadRequest(f"the body is not JSON: {error}"[:MAX_ERROR_CHARS]) from error
 
 
 def parse(body: Any, *, chat: bool, tokenizer: Tokenizer, context: int, model: str) -> Call:
@@ -155,7 +166,10 @@ def _number(body: Mapping[str, Any], name: str) -> float:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(f"{name} is {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadRequest(f"{name} is out of range") from None
 
 
 # ---- answers --------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Api:
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/stats", self._stats)
-        application.router.add_get("/debug/blocks/{block_id:[0-9]+}", self._block)
+        application.router.add_get("/debug/blocks/{block_id:[0-9]{1,10}}", self._block)
         return application
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
@@ -69,16 +69,16 @@ class Api:
     async def _call(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         loaded = self._engine.loaded
         try:
-            call = http_api.parse(
-                await http.json(),
+            body = http_api.decode(await http.read(), http.charset)
+            call = await asyncio.to_thread(  # a long prompt takes seconds to encode
+                http_api.parse,
+                body,
                 chat=chat,
                 tokenizer=loaded.tokenizer,
                 context=loaded.model.config.max_positions,
                 model=loaded.name,
             )
             events = self._submit(call)
-        except json.JSONDecodeError as error:
-            return _refusal(400, f"the body is not JSON: {error}", "invalid_request_error")
         except BadRequest as error:
             return _refusal(400, str(error), "invalid_request_error")
         except Overloaded as error:

@@ -25,7 +25,8 @@ class Sampler:
         """A token id from float32 logits [vocabulary]; advances the generator unless greedy."""
         if self._temperature == 0:
             return int(logits.argmax())
-        weights = torch.softmax(logits.double() / self._temperature, -1)
+        shifted = logits.double() - logits.max().double()  # so that no division overflows to NaN
+        weights = torch.softmax(shifted / self._temperature, -1)
         draw = torch.rand((), generator=self._generator, dtype=torch.float64)
         if self._top_p == 1:
             return _invert(weights, draw)

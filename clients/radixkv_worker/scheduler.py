@@ -303,7 +303,7 @@ class Scheduler:
     def _branch(self, parent: Sequence, children: list[Sequence], pending: Pending) -> None:
         try:
             leases = pending.result(PATIENCE_S)
-        except Exhausted:
+        except (Exhausted, TooLarge):  # TooLarge: more tails at once than the pool has blocks
             for child in children:
                 self.requeue(child)
             if parent.group.is_beam:

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from radixkv_worker.config import UnsupportedModel
+from radixkv_worker.request import BadRequest
 
 MAX_PARTIAL_TOKENS = 16  # an incomplete character at the end is held back for so many tokens
 
@@ -55,7 +56,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids. `special`: add what the model wants at the start, if anything."""
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
+        except TypeError:  # lone surrogates, which JSON can carry
+            raise BadText("the text is not valid Unicode") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; incomplete characters become U+FFFD."""
@@ -72,6 +76,10 @@ class Tokenizer:
         except jinja2.TemplateError as error:
             raise BadMessages(f"chat template: {error}") from error
         return self.encode(text, special=False)
+
+
+class BadText(BadRequest):
+    """Text that has no UTF-8."""
 
 
 class TextStream:
