@@ -28,14 +28,16 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
     index.hold(tree)
     contents: tuple[Content, ...] = ()
     try:
-        plain = not request.contents and not len(tree.contents)
+        tokens = request.tokens
+        cacheable = len(tokens) // TOKEN_BYTES
+        plain = not (request.contents or request.placeholder_tokens or len(tree.contents))
         if not plain:
-            check_signs(request.tokens)
-        resolved = tree.contents.resolve(
-            request.tokens, request.contents, request.placeholder_tokens, intern=True
-        )
-        contents, tokens = resolved.contents, resolved.tokens
-        limit = usable_bytes(len(tokens), resolved.cacheable, state.block_bytes)
+            check_signs(tokens)
+            resolved = tree.contents.resolve(
+                tokens, request.contents, request.placeholder_tokens, intern=True
+            )
+            contents, tokens, cacheable = resolved.contents, resolved.tokens, resolved.cacheable
+        limit = usable_bytes(len(tokens), cacheable, state.block_bytes)
         match = tree.match(tokens, limit)
         if plain:
             check_signs(tokens, match.length)
@@ -46,7 +48,7 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
             computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
             lease = Lease(
                 waiter.session, waiter.lease_id, tree.root, array("i"), 0, 0, b"",
-                resolved.cacheable, request.placeholder_tokens, contents,
+                cacheable, request.placeholder_tokens, contents,
             )  # fmt: skip
             outcome = _grant(state, lease, waiter, tokens, match, computed, now_ms)
             contents = ()

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from radixkv.core import check as invariants
 from radixkv.core import flight, forking, sealing
 from radixkv.core.acquires import Acquires
-from radixkv.core.errors import AlreadyExists, Exhausted, InvalidArgument
+from radixkv.core.errors import AlreadyExists, Exhausted, InvalidArgument, NotFound
 from radixkv.core.invalidate import Invalidation
 from radixkv.core.lease import Session
 from radixkv.core.miss import explain, usable_bytes
@@ -229,11 +229,14 @@ class Cache:
     def release(self, session_id: int, lease_id: int, reason: ReleaseReason, now_ms: int) -> int:
         """End a lease, or cancel its waiting Acquire. Returns the tokens that stay cached."""
         state = self._state
-        waiter = state.session(session_id).waiting.get(lease_id)
-        if waiter is not None:
+        session = state.session(session_id)
+        lease = session.leases.get(lease_id)
+        if lease is None:
+            waiter = session.waiting.get(lease_id)
+            if waiter is None:
+                raise NotFound(f"no lease {lease_id} in this session")
             self._acquires.cancel(waiter)
             return 0
-        lease = state.lease(session_id, lease_id)
         if reason is ReleaseReason.PREEMPTED:
             state.counters.preemptions += 1
         return state.end_lease(lease)

@@ -8,7 +8,7 @@ from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import Match, Tree
 
 NEAREST_BYTES = 16 * TOKEN_BYTES
-_NOTHING = Miss(MissKind.NONE)
+NOTHING = Miss(MissKind.NONE)
 
 
 def usable_bytes(num_bytes: int, cacheable: int, block_bytes: int) -> int:
@@ -23,10 +23,11 @@ def explain(
 ) -> Miss:  # fmt: skip
     """The reason why `match` (None: no tree) of `tokens` ended. Reads only."""
     at = match.length if match is not None else 0
-    whole = usable_bytes(len(tokens), len(tokens) // TOKEN_BYTES, block_bytes)
+    num_tokens = len(tokens) // TOKEN_BYTES
+    whole = usable_bytes(len(tokens), num_tokens, block_bytes)
     if at == whole:
-        return _NOTHING if whole else Miss(MissKind.SHORT)
-    if at == usable_bytes(len(tokens), cacheable, block_bytes):
+        return NOTHING if whole else Miss(MissKind.SHORT)
+    if cacheable < num_tokens and at == usable_bytes(len(tokens), cacheable, block_bytes):
         return Miss(MissKind.UNCACHEABLE, cacheable)
     prefix = tokens[: at + block_bytes]
     if evicted.has(tree.contents.canonical(prefix) if tree is not None else prefix, seed):
