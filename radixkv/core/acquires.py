@@ -68,8 +68,8 @@ class Acquires:
             session, lease_id, request, now_ms, now_ms + min(request.wait_ms, MAX_WAIT_MS)
         )
         try:
-            if self._must_queue(session):
-                raise Exhausted("others are waiting for room")
+            if self._must_queue(waiter):
+                raise Exhausted(waiter.shortage)
             outcome = attempt(state, waiter, now_ms)
         except Exhausted:
             if not request.capacity_wait_ms:
@@ -146,10 +146,19 @@ class Acquires:
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def _must_queue(self, session: Session) -> bool:
-        return bool(self._room) and any(
-            waiter.session is session or not waiter.session_full for waiter in self._room
-        )
+    def _must_queue(self, waiter: Waiter) -> bool:
+        """Whether somebody is in front of `waiter`, who is not in the room queue.
+
+        Behind a waiter that its session's cap holds up, the cap holds up this one of it too.
+        """
+        waiter.session_full = False
+        others = False
+        for other in self._room:
+            if other.session is waiter.session:
+                waiter.session_full = other.session_full
+                return True
+            others = others or not other.session_full
+        return others
 
     def _enlist(self, waiter: Waiter) -> None:
         if len(waiter.session.waiting) >= self._state.config.max_waiting_acquires:
@@ -214,8 +223,8 @@ class Acquires:
 
     def _retry(self, waiter: Waiter, now_ms: int) -> None:
         try:
-            if self._must_queue(waiter.session):
-                raise Exhausted("others are waiting for room")
+            if self._must_queue(waiter):
+                raise Exhausted(waiter.shortage)
             outcome = attempt(self._state, waiter, now_ms)
         except Exhausted as error:
             if now_ms < (waiter.room_deadline_ms or now_ms + waiter.request.capacity_wait_ms):
@@ -236,6 +245,7 @@ class Acquires:
         full: set[Session] = set()
         for waiter in list(self._room):
             if waiter.session in full:
+                waiter.session_full = True
                 continue
             stamp = (id(waiter), state.pool.num_available, state.index.clock)
             if stamp == self._failed_at:

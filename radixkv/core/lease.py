@@ -64,7 +64,7 @@ class Waiter:
     room_deadline_ms: int | None = None
     followed: bool = False
     session_full: bool = False
-    shortage: str = ""
+    shortage: str = "others are waiting for room"
     done: bool = False
 
 

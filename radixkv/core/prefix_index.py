@@ -99,8 +99,9 @@ class PrefixIndex:
         self.num_locked -= node.num_blocks
         self.detached.discard(node)
         assert node.parent is not None
-        if node.parent.detached:
-            node.tree.unlink(node)
+        siblings = node.parent.children
+        if siblings is not None and siblings.get(node.tokens[: self.block_bytes]) is node:
+            node.tree.unlink(node)  # unless it was the top of what was invalidated with it
         self._remove_blocks(node, 0)
         node.tree.num_nodes -= 1
 

@@ -73,3 +73,46 @@ def test_a_block_is_not_freed_through_the_tree_while_a_copy_reads_it(invalidated
     for lease in (child, *others):
         rig.release(lease)
     assert rig.cache.books().leased == rig.cache.books().in_flight == 0
+
+
+def test_releasing_an_invalidated_lease_tells_how_much_of_it_stays_cached() -> None:
+    rig = Rig(8, 4)
+    rig.open(1)
+    lease = rig.compute(rig.lease(1, list(range(20))))
+    rig.commit(lease)
+    (child,) = rig.fork(lease, 1, 20)
+    rig.invalidate(NAMESPACE, range(10))  # what begins with 10 tokens: all but two blocks
+    assert rig.release(lease) == 8
+    rig.invalidate(NAMESPACE)
+    assert rig.release(child) == 0
+    assert rig.lookup(range(20)) == 0
+
+
+def test_what_took_the_place_of_an_invalidated_branch_stays_when_that_one_is_freed() -> None:
+    rig = Rig(16, 4)
+    rig.open(1)
+    old = rig.compute(rig.lease(1, list(range(20))))
+    rig.commit(old)
+    rig.invalidate(NAMESPACE, range(10))
+    new = rig.compute(rig.lease(1, list(range(20))))
+    rig.commit(new)
+    rig.invalidate(NAMESPACE)
+    rig.release(old)
+    rig.settle()
+    rig.release(new)
+    assert rig.cache.books().free == 16
+
+
+def test_only_its_own_session_waits_behind_the_waiters_of_a_full_one() -> None:
+    rig = Rig(16, 4, max_private_blocks=2)
+    rig.open(1)
+    rig.open(2)
+    held = rig.lease(1, list(range(8)))
+    waiting = [rig.acquire(1, [100 + i] * 8, capacity_wait_ms=1000 + i) for i in range(3)]
+    rig.release(rig.lease(2, [50] * 8))
+    rig.advance(500)
+    rig.release(rig.lease(2, [60] * 8))
+    rig.release(held)
+    assert [isinstance(rig.answers.get((1, w.lease_id)), ModelLease) for w in waiting] == [
+        True, False, False,
+    ]  # fmt: skip

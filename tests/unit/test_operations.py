@@ -207,6 +207,22 @@ def test_blocks_without_memory_are_not_handed_out(rig):
     assert [code(reply) for reply in replies + peer.read()] == ["OK"] * 3
 
 
+@pytest.mark.parametrize(
+    ("lease_id", "count", "expected"),
+    [(77, 2**32 - 1, "NOT_FOUND"), (1, 2**32 - 1, "INVALID_ARGUMENT"), (77, 1, "NOT_FOUND"),
+     (1, 0, "INVALID_ARGUMENT"), (1, 33, "TOO_LARGE"), (1, 32, "EXHAUSTED")],
+)  # fmt: skip
+def test_an_extend_that_is_refused_asks_for_no_memory(rig, lease_id, count, expected):
+    pool = PoolWithRoom(room=32)
+    rig.backing = Backing(pool, 32)
+    peer = rig.open()
+    peer.step(acquire(1, range(6)))
+    pool.room = 0  # asking for any would answer EXHAUSTED with other words
+    (reply,) = peer.step(extend(lease_id, count))
+    assert code(reply) == expected
+    assert "no memory" not in reply.status.message
+
+
 def test_memory_is_asked_for_until_the_whole_pool_has_it(rig):
     rig.backing = backing = Backing(PoolWithRoom(32), 32)
     peer = rig.open()
