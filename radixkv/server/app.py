@@ -178,7 +178,7 @@ class App:
         )
         reflection.enable_server_reflection(names, server)
         with private_umask():
-            _add_port(server, self._sockets.paths.grpc_target, "--socket-dir")
+            self._sockets.bind_grpc(lambda target: _add_port(server, target, "--socket-dir"))
         if address is not None:
             check_tcp_free(address, "gRPC for tools", "--listen")
             port = _add_port(server, str(address), "--listen")

@@ -3,9 +3,10 @@
 import errno
 import fcntl
 import os
+import secrets
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class SocketDir:
     """A directory with this server's sockets, held exclusively until `close`.
 
     A lock says whether a server lives there, not the sockets: those of a dead server are replaced,
-    those of a live one are not.
+    those of a live one are not. If the directory is removed meanwhile and another server makes it
+    anew, that server holds another lock file, and its sockets are left alone.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,10 +51,27 @@ class SocketDir:
             raise
 
     def close(self) -> None:
-        """Remove the sockets and give up the lock."""
-        self.paths.attach.unlink(missing_ok=True)
-        self.paths.grpc.unlink(missing_ok=True)
+        """Remove the sockets, if they are still this server's, and give up the lock."""
+        if self._is_held():
+            self.paths.attach.unlink(missing_ok=True)
+            self.paths.grpc.unlink(missing_ok=True)
         os.close(self._lock)
+
+    def bind_grpc(self, bind: Callable[[str], object]) -> None:
+        """Have `bind` listen on a gRPC target, which then gets the name `paths.grpc`.
+
+        gRPC unlinks the path it has bound when it stops, whosever socket is there by then. So it
+        binds a name that nobody else uses.
+        """
+        passing = self.paths.directory / f"g.{secrets.token_hex(4)}"  # no longer than attach.sock
+        bind(f"unix:{passing}")
+        passing.rename(self.paths.grpc)
+
+    def _is_held(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._lock), self.paths.lock.lstat())
+        except OSError:
+            return False
 
     def _take_lock(self) -> int:
         lock = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from radixkv import __version__
+from radixkv.v1 import cache_pb2
 from radixkv.v1 import session_pb2 as pb
 from tests.raw_session import RawSession
 from tests.server_process import ServerProcess, run_server
-from tests.wire_peer import Cut
+from tests.wire_peer import Cut, unary
 
 MAX_REFUSAL_S = 5.0
 # 127.0.0.1, the same inside IPv6, ::1; as /proc/net/tcp writes them
@@ -164,6 +166,24 @@ def test_h2_sockets_of_a_killed_server_are_replaced() -> None:
         server.restart()
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(server.attach_path)
+
+
+def test_h2_a_server_whose_directory_was_taken_over_leaves_the_others_sockets(
+    tmp_path: Path,
+) -> None:
+    with ServerProcess(directory=tmp_path) as first:
+        shutil.rmtree(first.socket_dir)
+        with ServerProcess(directory=tmp_path) as second:
+            names = sorted(os.listdir(second.socket_dir))
+            assert names == ["attach.sock", "grpc.sock", "lock"]
+            assert first.stop() == 0
+            assert sorted(os.listdir(second.socket_dir)) == names
+            unary(second.grpc_target, "Stats", cache_pb2.StatsRequest(), cache_pb2.StatsReply)
+            with RawSession(second) as session:
+                assert session.greet().status.code == pb.OK
+                session.bye()
+            assert second.stop() == 0
+            assert os.listdir(second.socket_dir) == ["lock"]
 
 
 def test_h2_socket_of_a_live_stranger_is_not_replaced(tmp_path: Path) -> None:
