@@ -15,7 +15,6 @@ Theory of operation of a connection
 import asyncio
 import logging
 import os
-import resource
 import secrets
 import socket
 import struct
@@ -31,6 +30,7 @@ from radixkv.server.conversation import (
     SLOW_READER_TIMEOUT_S,
     Conversation,
 )
+from radixkv.server.descriptors import DescriptorWatch, raise_descriptor_limit
 from radixkv.server.errors import PermissionDenied
 from radixkv.server.handshake import pools_message
 from radixkv.server.processes import AttachedProcess, peer_of
@@ -46,7 +46,6 @@ MAX_CONNECTIONS = 2 * limits.MAX_SESSIONS
 BACKLOG = 128
 MIN_RETRY_S = 0.001  # of sending descriptors
 MAX_RETRY_S = 0.1
-MAX_DESCRIPTORS = 65_536  # what the soft limit is raised to, if the hard one allows
 _LENGTH = struct.Struct("<I")
 
 
@@ -55,13 +54,19 @@ class AttachConnection(asyncio.Protocol):
 
     transport = "local"
 
-    def __init__(self, runtime: Runtime, connections: "set[AttachConnection]") -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        connections: "set[AttachConnection]",
+        descriptors: DescriptorWatch,
+    ) -> None:
         self.token = b""
         self.process = AttachedProcess(0, None)
         self.session: Session | None = None
         self._runtime = runtime
         self._connections = connections
-        self._decoder = FrameDecoder()
+        self._descriptors = descriptors
+        self._decoder = FrameDecoder(max_first_bytes=limits.MAX_HELLO_BYTES)
         self._conversation = Conversation(runtime, self, self)
         self._held: list[bytes] | None = None  # frames behind descriptors that are not sent yet
         self._deaf = False  # closing or closed: nothing is read any more
@@ -80,7 +85,8 @@ class AttachConnection(asyncio.Protocol):
                 uid = peer_of(peer).uid
                 self.process = AttachedProcess.behind(peer)
         except OSError as error:
-            self._turn_away("EXHAUSTED", f"the server has no descriptors left: {error.strerror}")
+            self._descriptors.report()
+            self._dismiss("EXHAUSTED", f"the server has no descriptors left: {error.strerror}")
             return
         if uid != os.geteuid():
             self._turn_away(PermissionDenied.code, f"user {uid} may not attach to this server")
@@ -204,6 +210,9 @@ class AttachConnection(asyncio.Protocol):
 
     def _turn_away(self, code: str, reason: str) -> None:
         log.warning("turned a connection of process %d away: %s", self.process.pid, reason)
+        self._dismiss(code, reason)
+
+    def _dismiss(self, code: str, reason: str) -> None:
         self._conversation.over = True
         self.send(ended(code, reason))
         self.close()
@@ -239,13 +248,14 @@ class AttachConnection(asyncio.Protocol):
 
 
 class AttachServer:
-    """Listens on the attach socket. The caller holds the lock of its directory."""
+    """Listens on the attach socket. The caller holds the lock of its directory, and removes it."""
 
     def __init__(self, runtime: Runtime, path: Path) -> None:
         self._runtime = runtime
         self._path = path
         self._server: asyncio.Server | None = None
         self._connections: set[AttachConnection] = set()
+        self._descriptors = DescriptorWatch()
 
     async def start(self) -> None:
         """Listen; the socket is for this user only. Raises OSError."""
@@ -255,18 +265,22 @@ class AttachServer:
             listener.bind(str(self._path))
             os.chmod(self._path, 0o600)
             self._server = await self._runtime.loop.create_unix_server(
-                lambda: AttachConnection(self._runtime, self._connections),
+                lambda: AttachConnection(
+                    self._runtime, self._connections, self._descriptors
+                ),
                 sock=listener,
                 backlog=BACKLOG,
             )
         except BaseException:
             listener.close()
             raise
+        self._descriptors.watch(self._runtime.loop, listener.fileno())
 
     async def stop(self) -> None:
         """End all sessions and connections, within CLOSE_TIMEOUT_S; idempotent."""
         if self._server is None:
             return
+        self._descriptors.stop()
         self._server.close()
         self._server = None
         self._runtime.close()
@@ -275,12 +289,3 @@ class AttachServer:
         deadline = self._runtime.loop.time() + CLOSE_TIMEOUT_S
         while self._connections and self._runtime.loop.time() < deadline:
             await asyncio.sleep(0.005)
-        self._path.unlink(missing_ok=True)
-
-
-def raise_descriptor_limit() -> None:
-    """Let this process have enough descriptors: each attached process takes two."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -34,12 +34,17 @@ def encode(message: Serializable, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
 class FrameDecoder:
     """Cuts a stream of bytes, however it is chopped up, into the payloads of its frames.
 
-    Keeps at most one unfinished frame: `max_bytes`, the header, and what one `feed` brought.
+    Keeps at most one unfinished frame: `max_bytes`, the header, and what one `feed` brought. The
+    first frame may have at most `max_first_bytes` (None: `max_bytes`), so that a peer who has not
+    yet said who it is cannot make the reader keep much.
     After a FramingError the stream has no known position, and the decoder must not be fed again.
     """
 
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int = MAX_MESSAGE_BYTES, max_first_bytes: int | None = None
+    ) -> None:
         self.max_bytes = max_bytes
+        self._limit = max_bytes if max_first_bytes is None else max_first_bytes  # of the next one
         self._rest = bytearray()
 
     @property
@@ -50,12 +55,13 @@ class FrameDecoder:
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Payloads of the frames that `data` completes, in order; O(bytes).
 
-        Raises FramingError at a length of 0 or above `max_bytes`, before that frame's bytes come.
+        Raises FramingError at a length of 0 or above the maximum, before that frame's bytes come.
         """
         size = len(data)
         if not self._rest and size > HEADER_BYTES:
             length: int = _LENGTH.unpack_from(data)[0]
-            if length == size - HEADER_BYTES and length <= self.max_bytes:
+            if length == size - HEADER_BYTES and length <= self._limit:
+                self._limit = self.max_bytes
                 return [bytes(data[HEADER_BYTES:])]  # nearly always: one frame, whole
         if self._rest:
             self._rest += data
@@ -68,7 +74,7 @@ class FrameDecoder:
         if len(self._rest) < HEADER_BYTES:
             return HEADER_BYTES
         length: int = _LENGTH.unpack_from(self._rest)[0]
-        _check_length(length, self.max_bytes)
+        _check_length(length, self._limit)
         return HEADER_BYTES + length
 
     def _cut(self, data: memoryview) -> list[bytes]:
@@ -76,12 +82,13 @@ class FrameDecoder:
         position = 0
         while len(data) - position >= HEADER_BYTES:
             length: int = _LENGTH.unpack_from(data, position)[0]
-            _check_length(length, self.max_bytes)
+            _check_length(length, self._limit)
             end = position + HEADER_BYTES + length
             if end > len(data):
                 break
             payloads.append(bytes(data[position + HEADER_BYTES : end]))
             position = end
+            self._limit = self.max_bytes
         self._rest += data[position:]
         return payloads
 

@@ -5,6 +5,7 @@ PROTOCOL_VERSION = 1
 
 # Messages. 2,097,152 tokens are 8 MiB, and a Commit of so many may come with as large a table.
 MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_HELLO_BYTES = 64 * 2**10  # of the first message on an attach connection
 MAX_TOKENS = 2_097_152  # of one sequence
 MAX_OPS_PER_STEP = 1024
 MAX_UNACKNOWLEDGED_STEPS = 8  # Steps whose replies the client has not yet acknowledged

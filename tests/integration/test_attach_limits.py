@@ -12,6 +12,7 @@ from radixkv.server.attach import AttachServer
 from radixkv.server.pool_host import PoolHost
 from radixkv.server.runtime import Runtime
 from radixkv.v1 import session_pb2 as pb
+from radixkv.wire import limits
 from radixkv.wire.framing import FrameDecoder, encode
 from tests.session_rig import acquire
 from tests.wire_peer import SPEC
@@ -61,8 +62,9 @@ class Peer:
         self.send(step=pb.Step(number=number, ops=ops))
         return (await self.receive()).replies.replies[0]
 
-    async def lease_after_pools(self):
-        self.send(step=pb.Step(number=1, ops=[acquire(7, range(700, 708))]))
+    async def lease_after_pools(self, sent=False):
+        if not sent:
+            self.send(step=pb.Step(number=1, ops=[acquire(7, range(700, 708))]))
         while (message := await self.receive()).WhichOneof("message") == "pools":
             pass
         return message.replies.replies[0]
@@ -272,7 +274,7 @@ def test_a_killed_server_process_is_not_an_option(tmp_path):
     with_server(scenario, tmp_path)
 
 
-def test_running_out_of_descriptors_does_not_stop_the_server(tmp_path, monkeypatch):
+def test_running_out_of_descriptors_does_not_stop_the_server(tmp_path, monkeypatch, caplog):
     """No descriptors left: the connection is refused, the others go on."""
 
     async def scenario(runtime, path):
@@ -283,9 +285,30 @@ def test_running_out_of_descriptors_does_not_stop_the_server(tmp_path, monkeypat
             raise OSError(24, "Too many open files")
 
         monkeypatch.setattr(attach, "peer_of", no_descriptors)
-        refused = await Peer.connect(path)
-        assert refused.first.ended.status.code == pb.EXHAUSTED
+        for _ in range(3):
+            refused = await Peer.connect(path)
+            assert refused.first.ended.status.code == pb.EXHAUSTED
+        (line,) = [record for record in caplog.records if "descriptors" in record.message]
+        assert "out of descriptors" in line.message, "told once"
         assert not (await peer.lease()).status.code
+
+    with_server(scenario, tmp_path)
+
+
+def test_before_hello_little_is_kept_and_a_large_step_may_come_right_behind_it(tmp_path):
+    async def scenario(runtime, path):
+        stranger = await Peer.connect(path)
+        stranger.writer.write((limits.MAX_HELLO_BYTES + 1).to_bytes(4, "little"))
+        assert "at most 65536" in (await stranger.receive()).ended.status.message
+        peer = await Peer.connect(path)
+        hello = pb.Hello(session_token=peer.token, protocol_version=1,
+                         model_fingerprint="model", kv_spec=SPEC)  # fmt: skip
+        step = pb.Step(number=1, ops=[acquire(1, range(100_000))])
+        peer.writer.write(
+            encode(pb.ClientMessage(hello=hello)) + encode(pb.ClientMessage(step=step))
+        )
+        assert not (await peer.receive()).hello.status.code
+        assert (await peer.lease_after_pools(sent=True)).status.code == pb.TOO_LARGE
 
     with_server(scenario, tmp_path)
 

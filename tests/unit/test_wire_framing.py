@@ -87,3 +87,23 @@ def test_a_large_frame_in_small_chunks_takes_linear_time():
     for position in range(0, len(stream), 64):
         received += decoder.feed(stream[position : position + 64])
     assert received == [payload]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 10_000])
+def test_only_the_first_frame_has_the_smaller_maximum(chunk):
+    stream = frame(b"h" * 10) + frame(b"s" * 500) + frame(b"t" * 500)
+    decoder = framing.FrameDecoder(max_bytes=500, max_first_bytes=10)
+    received = []
+    for at in range(0, len(stream), chunk):
+        received += decoder.feed(stream[at : at + chunk])
+    assert [len(payload) for payload in received] == [10, 500, 500]
+
+
+@pytest.mark.parametrize("chunk", [1, 10_000])
+def test_a_first_frame_above_its_maximum_is_refused_before_its_bytes_come(chunk):
+    decoder = framing.FrameDecoder(max_bytes=500, max_first_bytes=10)
+    stream = frame(b"h" * 11)
+    with pytest.raises(framing.FramingError, match="at most 10"):
+        for at in range(0, len(stream), chunk):
+            decoder.feed(stream[at : at + chunk])
+    assert decoder.num_pending_bytes <= framing.HEADER_BYTES
