@@ -63,8 +63,7 @@ class AsyncLease(LeaseState):
         """Branch at `upto` tokens, whose full blocks are committed and no more than those."""
         self._client.enter()
         await wait_for_event_async(event)
-        self.connected.check()
-        children = [AsyncLease(self._client, self.connected, 0) for _ in range(num_children)]
+        children = self.new_children(num_children)
         try:
             await self._client.call([self.fork_request(children, upto)], timeout)
         except BaseException as error:

@@ -38,7 +38,7 @@ from radixkv_client.lease import LeaseState
 from radixkv_client.pool import PoolMapping
 from radixkv_client.protocol import Answer, Request, Session
 from radixkv_client.spec import KVSpec
-from radixkv_client.values import ContentRange, Scope
+from radixkv_client.values import ContentRange, Scope, whole_number
 
 DEFAULT_TIMEOUT_S = 30.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -237,8 +237,9 @@ def refills(
 
     Several, because another thread or task may draw what a Refill brought. Only one Refill is under
     way at a time, so that together they never ask for more than the reserve may hold. Raises
-    Exhausted.
+    Exhausted, and InvalidArgument for a number below 1.
     """
+    num_blocks = whole_number("num_blocks", num_blocks, 1)
     connected, reserve = lease.connected, lease.connected.reserve
     lease.check_drawable()
     while reserve.num_free < num_blocks:

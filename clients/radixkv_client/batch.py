@@ -72,7 +72,7 @@ class BatchBase:
         """Branch; result: the children, which are also `pending.children`."""
         self._events.append(event)
         with self._client._lock:
-            children = [self._new_lease(0) for _ in range(num_children)]
+            children = lease.new_children(num_children)
             pending = self._add(lease, [lease.fork_request(children, upto)])
             pending.children = children
             self._acquired += children

@@ -21,8 +21,7 @@ Theory of operation
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -39,6 +38,7 @@ from radixkv_client.values import (
     Miss,
     contents_to_proto,
     reason_to_proto,
+    whole_number,
 )
 
 Undo = Callable[[RadixKVError], None]
@@ -111,12 +111,11 @@ class LeaseState:
         acquire.lease_id = self.id
         acquire.tokens = tokens
         if options is not PLAIN:
-            with _as_invalid_argument():
-                acquire.extra_blocks = options.extra_blocks
-                acquire.partial_tail = options.partial_tail
-                acquire.capacity_wait_ms = options.capacity_wait_ms
-                acquire.wait_ms = options.wait_ms
-                acquire.resumed = options.resumed
+            acquire.extra_blocks = options.extra_blocks
+            acquire.partial_tail = options.partial_tail
+            acquire.capacity_wait_ms = options.capacity_wait_ms
+            acquire.wait_ms = options.wait_ms
+            acquire.resumed = options.resumed
             if options.scope is not None:
                 acquire.scope.CopyFrom(options.scope.to_proto())
             acquire.contents.extend(contents_to_proto(options.contents))
@@ -126,9 +125,8 @@ class LeaseState:
         """Add private blocks; names drawn blocks first, so that the table's order holds."""
         self._check_usable()
         op = pb.Op()
-        with _as_invalid_argument():
-            op.extend.lease_id = self.id
-            op.extend.num_blocks = num_blocks
+        op.extend.lease_id = self.id
+        op.extend.num_blocks = whole_number("num_blocks", num_blocks, 1)
         requests = [self._naming_request()] if self._num_drawn else []
         self._num_extends += 1
         return [*requests, Request(op, self._extended, self._extend_refused)]
@@ -136,6 +134,7 @@ class LeaseState:
     def trim_requests(self, upto: int) -> list[Request]:
         """Forget uncommitted tokens from `upto` on; none if the server need not hear of it."""
         self._check_usable()
+        upto = whole_number("upto", upto)
         if not self.committed_tokens <= upto:
             raise FailedPrecondition(
                 f"trim to {upto} tokens: {self.committed_tokens} are committed"
@@ -147,17 +146,26 @@ class LeaseState:
             if server_agrees and not self._num_extends:
                 return []
         op = pb.Op()
-        with _as_invalid_argument():
-            op.trim.lease_id = self.id
-            op.trim.upto = upto
+        op.trim.lease_id = self.id
+        op.trim.upto = upto
         undo = self._believing()
         self.num_tokens = min(self.num_tokens, upto)
         self._upto = min(self._upto, upto)
         return [Request(op, lambda reply: self._trimmed(reply, keep), undo)]
 
+    def new_children(self, num_children: int) -> list[Any]:
+        """Leases for a Fork of this one to fill."""
+        self.connected.check()
+        count = whole_number("num_children", num_children, 1)
+        most = self.connected.session.limits.max_leases
+        if count > most:
+            raise InvalidArgument(f"num_children {count}: a session has at most {most} leases")
+        return [type(self)(self._client, self.connected, 0) for _ in range(count)]
+
     def fork_request(self, children: Sequence["LeaseState"], upto: int) -> Request:
         """Branch at `upto` tokens, whose full blocks are committed; children are new leases."""
         self._check_usable()
+        upto = whole_number("upto", upto)
         num_full, rest = divmod(upto, self.connected.block_size)
         if rest and self._phase is _Phase.WAITING:
             raise FailedPrecondition(
@@ -168,11 +176,10 @@ class LeaseState:
                 f"fork at {upto} tokens: the table has {len(self.block_table)} blocks"
             )
         op = pb.Op()
-        with _as_invalid_argument():
-            op.fork.lease_id = self.id
-            op.fork.child_ids.extend(child.id for child in children)
-            op.fork.upto = upto
-            op.fork.tail_block = self.block_table[num_full] if rest else 0
+        op.fork.lease_id = self.id
+        op.fork.child_ids.extend(child.id for child in children)
+        op.fork.upto = upto
+        op.fork.tail_block = self.block_table[num_full] if rest else 0
 
         for child in children:
             child.num_tokens = min(self.num_tokens, upto)
@@ -301,20 +308,20 @@ class LeaseState:
         self, commit: pb.Commit, upto: int, tokens: bytes, contents: Sequence[ContentRange]
     ) -> Undo:
         """Fill in a Commit that names all drawn blocks; returns what undoes it."""
+        upto = whole_number("upto", upto)
         num_known = self.num_tokens + len(tokens) // TOKEN_BYTES
         if tokens and self._tokens_under_way:
             raise FailedPrecondition("an earlier commit with tokens of this lease is unanswered")
-        if not 0 <= upto <= num_known:
+        if upto > num_known:
             raise InvalidArgument(
                 f"commit up to {upto} tokens: {self.num_tokens} are known and "
                 f"{num_known - self.num_tokens} given"
             )
         drawn = self.block_table[self._named :]
-        with _as_invalid_argument():
-            commit.lease_id = self.id
-            commit.upto = upto
-            commit.tokens = tokens
-            commit.blocks = drawn.tobytes()
+        commit.lease_id = self.id
+        commit.upto = upto
+        commit.tokens = tokens
+        commit.blocks = drawn.tobytes()
         commit.contents.extend(contents_to_proto(contents))
         undo = self._believing(drawn)
         self._tokens_under_way = self._tokens_under_way or bool(tokens)
@@ -374,12 +381,3 @@ class LeaseState:
 def _released(reply: pb.Reply) -> int:
     cached_tokens: int = reply.release.cached_tokens
     return cached_tokens
-
-
-@contextmanager
-def _as_invalid_argument() -> Iterator[None]:
-    """What protobuf says about a value of the wrong type or range, as the caller's error."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(str(error)) from None

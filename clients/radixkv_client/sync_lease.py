@@ -80,10 +80,7 @@ class Lease(LeaseState):
         children: list[Any] = []
 
         def build() -> list[Request]:
-            self.connected.check()
-            children.extend(
-                type(self)(self._client, self.connected, 0) for _ in range(num_children)
-            )
+            children.extend(self.new_children(num_children))
             return [self.fork_request(children, upto)]
 
         try:

@@ -1,12 +1,16 @@
 """What goes into and comes out of operations, as frozen values."""
 
+import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from radixkv.v1 import session_pb2 as pb
 from radixkv_client.errors import InvalidArgument
 from radixkv_client.tokens import block_ids
+
+MAX_NUMBER = 2**31 - 1
 
 REASONS = {
     "finished": pb.FINISHED,
@@ -14,6 +18,17 @@ REASONS = {
     "preempted": pb.PREEMPTED,
     "conversation over": pb.CONVERSATION_OVER,
 }
+
+
+def whole_number(name: str, value: Any, lowest: int = 0) -> int:
+    """An argument in [lowest, 2**31), of any integer type but bool; raises InvalidArgument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not lowest <= number <= MAX_NUMBER:
+        raise InvalidArgument(f"{name} {value!r} is not an integer from {lowest} to {MAX_NUMBER}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,13 @@ class AcquireOptions:
     capacity_wait_ms: int = 0
     wait_ms: int = 0
     resumed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("extra_blocks", "capacity_wait_ms", "wait_ms"):
+            whole_number(name, getattr(self, name))
+        for name in ("partial_tail", "resumed"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name} {getattr(self, name)!r} is not a bool")
 
     @property
     def max_wait_s(self) -> float:

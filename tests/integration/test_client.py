@@ -339,6 +339,24 @@ def test_a_wrong_argument_hurts_only_its_call(client: Any, prompt: list[int]):
             lambda: lease.commit(11),
             lambda: lease.extend(0),
             lambda: lease.fork(0, 0),
+            *(
+                lambda call=call, bad=bad: call(bad)
+                for bad in (-1, 1.5, True, "1", None, 2**31)
+                for call in (
+                    lease.extend,
+                    lease.append_blocks,
+                    lease.trim,
+                    lease.commit,
+                    lambda number: lease.fork(number, 0),
+                    lambda upto: lease.fork(1, upto),
+                    lambda upto: lease.release(commit=(upto, b"")),
+                    lambda number: client.acquire(prompt, extra_blocks=number),
+                    lambda number: client.acquire(prompt, wait_ms=number),
+                )
+            ),
+            lambda: lease.append_blocks(0),
+            lambda: lease.fork(10**9, 0),
+            lambda: client.acquire(prompt, resumed=1),
         ):
             with pytest.raises(InvalidArgument):
                 call()
