@@ -15,7 +15,8 @@ Theory of operation
     sequence, and whoever holds a lease like that finishes. A sequence waiting for a lease holds
     nothing, so workers cannot block each other. Pressure never takes a worker's oldest sequence.
     Beams of one request are preempted and resumed together; if they cannot come together again
-    within BEAM_ROOM_WAIT_MS they all give up and try again later, at most MAX_BEAM_ATTEMPTS times.
+    within BEAM_ROOM_WAIT_MS they all give up and try again later, at most MAX_BEAM_ATTEMPTS times,
+    and not at all if the whole pool is too small for them.
 
     Invariants: a sequence is in exactly one of queue, acquiring, running; running is ordered by
     age; RUNNING and READY have a lease, ACQUIRING has a pending one, QUEUED neither.
@@ -24,12 +25,20 @@ Theory of operation
 import time
 from array import array
 from bisect import insort
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from radixkv_client import Client, Pending
-from radixkv_client.errors import Exhausted, RadixKVError, TooLarge, Unavailable
+from radixkv_client.errors import (
+    Exhausted,
+    FailedPrecondition,
+    RadixKVError,
+    TooLarge,
+    Unavailable,
+)
+from radixkv_client.sync_lease import Batch
+from radixkv_worker.needs import blocks_at_least, blocks_to_resume
 from radixkv_worker.sequence import Group, Phase, Sequence
 
 BEAM_ROOM_WAIT_MS = 2_000
@@ -78,19 +87,24 @@ class Scheduler:
         self.acquiring: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._commits: list[Pending] = []
+        self._commits: list[tuple[Sequence, Pending]] = []
+        self._failed: list[tuple[Sequence, RadixKVError]] = []  # for the next collect()
 
     # ---- admission --------------------------------------------------------------------------
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence; raises TooLarge if the pool can never hold it."""
-        needed, total = self._blocks(sequence.group.max_computed), self._client.hello.num_blocks
-        if needed > total:
-            raise TooLarge(
-                f"prompt and max_tokens need {needed} blocks of {self._client.block_size} tokens, "
-                f"the pool has {total}"
-            )
+        self._check_room(sequence.group, blocks_at_least)
         insort(self.queue, sequence, key=lambda other: other.order)
+
+    def _check_room(self, group: Group, need: Callable[[Group, int], int]) -> None:
+        block_size, total = self._client.block_size, self._client.hello.num_blocks
+        if (needed := need(group, block_size)) > total:
+            width = group.request.params.beam_width
+            what = f"prompt, max_tokens and {width} beams" if width else "prompt and max_tokens"
+            raise TooLarge(
+                f"{what} need {needed} blocks of {block_size} tokens, the pool has {total}"
+            )
 
     def admit(self) -> None:
         """Ask for leases for as many queued sequences as may run; waits for nothing."""
@@ -116,12 +130,12 @@ class Scheduler:
         self.acquiring.append(sequence)
 
     def collect(self) -> list[tuple[Sequence, RadixKVError]]:
-        """Take in answered Acquires; returns those that failed for good.
+        """Take in answered Acquires; returns what failed for good, also in the step before.
 
         Raises Unavailable if the session is lost.
         """
         self._client.poll()
-        failed: list[tuple[Sequence, RadixKVError]] = []
+        failed, self._failed = self._failed, []
         for sequence in [s for s in self.acquiring if s.pending is not None and s.pending.done()]:
             if sequence.phase is not Phase.ACQUIRING:
                 continue  # its beam group gave up meanwhile
@@ -177,6 +191,10 @@ class Scheduler:
             group.not_before_s = now + 0.02 * jitter * min(group.attempts, 8)
             if group.attempts > MAX_BEAM_ATTEMPTS:
                 failed.append((sequence, error))
+            try:
+                self._check_room(group, blocks_to_resume)
+            except TooLarge as never:
+                failed.append((sequence, never))
 
     # ---- the step's work --------------------------------------------------------------------
 
@@ -202,6 +220,11 @@ class Scheduler:
                 self._grow(sequence, missing)
             except Exhausted:
                 self._preempt(self._youngest())
+            except Unavailable:
+                raise
+            except RadixKVError as error:
+                self._failed.append((sequence, error))
+                return False
         return False
 
     def _grow(self, sequence: Sequence, num_blocks: int) -> None:
@@ -265,32 +288,53 @@ class Scheduler:
 
         Publishes the full blocks that `works` completed, releases `dropped` beams, branches leases
         for the new sequences of `forks` at the tokens computed so far, and releases `finished`
-        sequences. A fork that finds no room leaves its new sequences in the queue. Raises
-        Unavailable if the session is lost.
+        sequences. A fork that finds no room leaves its new sequences in the queue. What else is
+        refused is for the next collect(). Raises Unavailable if the session is lost.
         """
-        for pending in self._commits:
-            pending.result(PATIENCE_S)
+        for sequence, pending in self._commits:
+            with self._failing(sequence):
+                pending.result(PATIENCE_S)
+        self._commits = []
         ends = set(dropped + finished)
+        branching: list[tuple[Sequence, list[Sequence], Pending]] = []
         with self._client.batch() as batch:
-            self._commits = [
-                batch.commit(work.sequence.held, *commit)
-                for work in works
-                if work.sequence not in ends and (commit := self._unpublished(work.sequence))
-            ]
+            for work in works:
+                if work.sequence not in ends and (commit := self._unpublished(work.sequence)):
+                    with self._failing(work.sequence):
+                        sent = batch.commit(work.sequence.held, *commit)
+                        self._commits.append((work.sequence, sent))
             for sequence in dropped:
                 batch.release(sequence.held, "finished")
-            pendings = [
-                batch.fork(parent.held, len(children), parent.computed)
-                for parent, children in forks
-            ]
+            for parent, children in forks:
+                with self._failing(parent):
+                    pending = batch.fork(parent.held, len(children), parent.computed)
+                    branching.append((parent, children, pending))
             for sequence in finished:
-                batch.release(sequence.held, "finished", self._unpublished(sequence))
+                self._end(batch, sequence)
         for sequence in dropped + finished:
             self.running.remove(sequence)
             sequence.forget_lease()
             sequence.phase = Phase.FINISHED
-        for (parent, children), pending in zip(forks, pendings, strict=True):
-            self._branch(parent, children, pending)
+        for parent, children, pending in branching:
+            with self._failing(parent):
+                self._branch(parent, children, pending)
+
+    def _end(self, batch: Batch, sequence: Sequence) -> None:
+        """Release a finished sequence, with its last blocks if the lease still takes them."""
+        try:
+            batch.release(sequence.held, "finished", self._unpublished(sequence))
+        except FailedPrecondition:
+            batch.release(sequence.held, "aborted")
+
+    @contextmanager
+    def _failing(self, sequence: Sequence) -> Iterator[None]:
+        """A refusal inside fails the sequence's request and nothing else."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except RadixKVError as error:
+            self._failed.append((sequence, error))
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, array] | None:
         """Full blocks computed and not committed: where they end, and the tokens to send."""
@@ -326,7 +370,8 @@ class Scheduler:
 
     def lost_all(self, groups: Iterable[Group]) -> None:
         """The session is lost, and with it every lease: queue all unfinished sequences again."""
-        self.queue, self.acquiring, self.running, self._commits = [], [], [], []
+        self.queue, self.acquiring, self.running = [], [], []
+        self._commits, self._failed = [], []
         for group in groups:
             for sequence in group.sequences:
                 if sequence.phase is not Phase.FINISHED:
