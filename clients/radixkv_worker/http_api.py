@@ -15,6 +15,7 @@ from radixkv_worker.tokenizer import BadMessages, Tokenizer
 
 DEFAULT_CHAT_TOKENS = 256
 MAX_ERROR_CHARS = 300
+MAX_INTEGER = 1 << 63
 _NEUTRAL: dict[str, tuple[Any, ...]] = {  # accepted with these values only
     "echo": (False, None),
     "logprobs": (False, None),
@@ -47,7 +48,7 @@ def decode(data: bytes, charset: str | None) -> Any:
         return json.loads(data.decode(charset or "utf-8"))
     except (ValueError, RecursionError, LookupError) as error:
         # ValueError: JSON, text that is not in the charset, integers of thousands of digits
-        raise BadRequest(f"the body is not JSON: {error}"[:MAX_ERROR_CHARS]) from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
 
 
 def parse(body: Any, *, chat: bool, tokenizer: Tokenizer, context: int, model: str) -> Call:
@@ -59,7 +60,7 @@ def parse(body: Any, *, chat: bool, tokenizer: Tokenizer, context: int, model: s
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
     _refuse_unknown(body, _COMMON | {"messages" if chat else "prompt"})
-    prompt = _chat_prompt(body, tokenizer) if chat else _prompt(body, tokenizer)
+    prompt = (_chat_prompt if chat else _prompt)(body, tokenizer, context)
     default_tokens = max(1, min(DEFAULT_CHAT_TOKENS, context - len(prompt))) if chat else 16
     debug = _typed(body, "radixkv", dict, {})
     if set(debug) - {"debug"}:
@@ -101,9 +102,7 @@ def _params(body: Mapping[str, Any], default_tokens: int) -> SamplingParams:
     stops = [stop] if isinstance(stop, str) else _typed(body, "stop", list, [])
     if not all(isinstance(text, str) for text in stops):
         raise BadRequest("stop is neither a string nor a list of strings")
-    limit = body.get("max_tokens", body.get("max_completion_tokens"))
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-        raise BadRequest(f"max_tokens is {limit!r}, expected an integer")
+    limit = _typed(body, "max_tokens", int, _typed(body, "max_completion_tokens", int, None))
     return SamplingParams(
         max_tokens=default_tokens if limit is None else limit,
         temperature=_number(body, "temperature"),
@@ -117,16 +116,16 @@ def _params(body: Mapping[str, Any], default_tokens: int) -> SamplingParams:
     )
 
 
-def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, context=context)
     if isinstance(prompt, list):
         return _tokens(prompt, "prompt")
     raise BadRequest("prompt is neither a string nor a list of token ids")
 
 
-def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages is not a list of messages")
@@ -138,7 +137,7 @@ def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
         ):
             raise BadRequest("a message is not an object with role and content, both strings")
     try:
-        return tokenizer.encode_chat(messages)
+        return tokenizer.encode_chat(messages, context=context)
     except BadMessages as error:
         raise BadRequest(str(error)) from error
 
@@ -157,6 +156,8 @@ def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise BadRequest(f"{name} is {value!r}, expected {kind.__name__}")
+    if kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise BadRequest(f"{name} is out of range")  # thousands of digits cannot be printed
     return value
 
 
@@ -235,5 +236,8 @@ def debug_stats(stats: RequestStats) -> dict[str, Any]:
 
 
 def error_body(message: str, kind: str) -> dict[str, Any]:
-    """An error as OpenAI clients expect it."""
+    """An error as OpenAI clients expect it; a message that echoes a long input loses its middle."""
+    if len(message) > MAX_ERROR_CHARS:
+        kept = MAX_ERROR_CHARS // 2
+        message = f"{message[: kept - 1]}…{message[-kept:]}"
     return {"error": {"message": message, "type": kind}}

@@ -32,6 +32,7 @@ class Tokenizer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_template_error
         self._template = environment.from_string(chat_template) if chat_template else None
+        self._longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
@@ -54,8 +55,13 @@ class Tokenizer:
         config = {**self._names, "chat_template": self._template_text}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids. `special`: add what the model wants at the start, if anything."""
+    def encode(self, text: str, *, special: bool = True, context: int | None = None) -> list[int]:
+        """Token ids; raises BadText. `special`: add what the model wants at the start, if anything.
+
+        Text that cannot be within `context` tokens, since no token is that long, is not encoded.
+        """
+        if context is not None and len(text) > context * self._longest:
+            raise BadText(f"{len(text)} characters are more than {context} tokens can be")
         try:
             return self._tokenizer.encode(text, add_special_tokens=special).ids
         except TypeError:  # lone surrogates, which JSON can carry
@@ -65,8 +71,13 @@ class Tokenizer:
         """Text without special tokens; incomplete characters become U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation up to where the assistant speaks; raises BadMessages."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, context: int | None = None
+    ) -> list[int]:
+        """Tokens of a conversation up to where the assistant speaks; raises BadMessages, BadText.
+
+        `context` as in encode.
+        """
         if self._template is None:
             raise BadMessages("this model has no chat template")
         try:
@@ -75,11 +86,11 @@ class Tokenizer:
             )
         except jinja2.TemplateError as error:
             raise BadMessages(f"chat template: {error}") from error
-        return self.encode(text, special=False)
+        return self.encode(text, special=False, context=context)
 
 
 class BadText(BadRequest):
-    """Text that has no UTF-8."""
+    """Text that has no UTF-8, or more of it than the model takes."""
 
 
 class TextStream:

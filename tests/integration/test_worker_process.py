@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from radixkv_worker import cli, reference, weights
+from radixkv_worker import cli, http_api, reference, weights
 from radixkv_worker.demo.processes import Child
 from radixkv_worker.weights import LoadedModel
 from tests.server_process import ServerProcess
@@ -149,6 +149,22 @@ def test_streaming(worker: WorkerProcess) -> None:
         ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, 400, "the model takes 4096"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/nothing", {}, 404, ""),
+        ("/v1/completions", b'{"prompt": "\xff\xfe"}', 400, "not JSON"),
+        ("/v1/completions", b"[" * 200_000, 400, "not JSON"),
+        ("/v1/completions", b'{"prompt":"a","n":' + b"9" * 5000 + b"}", 400, "not JSON"),
+        ("/v1/completions", b'{"prompt":"a","max_tokens":' + b"9" * 4300 + b"}", 400, "range"),
+        ("/v1/completions", b'{"prompt":"a","top_p":' + b"9" * 400 + b"}", 400, "range"),
+        ("/v1/completions", b'{"prompt":"a","temperature":NaN}', 400, "temperature"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "Unicode"),
+        ("/v1/completions", {"prompt": [2**70]}, 400, "outside"),
+        ("/v1/completions", {"prompt": "ab c" * 1_000_000}, 400, "4000000 characters"),
+        ("/v1/completions", {"prompt": "a", "n": "x" * 1_000_000}, 400, "expected int"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            400,
+            "Unicode",
+        ),
     ],
 )
 def test_http_errors(
@@ -159,7 +175,20 @@ def test_http_errors(
     assert caught.value.code == status
     text = caught.value.read().decode()
     if message:
-        assert message in json.loads(text)["error"]["message"]
+        told = json.loads(text)["error"]["message"]
+        assert message in told and len(told) <= http_api.MAX_ERROR_CHARS
+
+
+def test_an_unknown_charset_is_the_callers_error(worker: WorkerProcess) -> None:
+    for charset, status in (("foo", 400), ("hex", 400), ("utf-16", 200)):
+        data = json.dumps({"prompt": "a", "max_tokens": 1}).encode("utf-16")
+        kind = {"Content-Type": f"application/json; charset={charset}"}
+        request = urllib.request.Request(worker.url + "/v1/completions", data, kind)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                assert answer.status == status
+        except urllib.error.HTTPError as refused:
+            assert refused.code == status, charset
 
 
 def test_health_stats_and_models(worker: WorkerProcess, model_directory: Path) -> None:
@@ -204,7 +233,7 @@ def test_a_byte_changed_through_one_mapping_shows_in_another(
             client.pool.as_numpy()[block_id, -1] ^= 1
             digests.append(worker.get(f"/debug/blocks/{block_id}")["xxh3"])
     assert digests[0] == digests[2] != digests[1]
-    for bad in (0, 401):
+    for bad in (0, 401, "9" * 5000):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             worker.get(f"/debug/blocks/{bad}")
 

@@ -8,7 +8,7 @@ import torch
 from radixkv_worker import http_api
 from radixkv_worker.request import BadRequest, Delta, SamplingParams
 from radixkv_worker.sampling import Candidates, Sampler, beam_step, candidates
-from radixkv_worker.tokenizer import BadMessages, TextStream, Tokenizer
+from radixkv_worker.tokenizer import BadMessages, BadText, TextStream, Tokenizer
 from tests.worker_rig import tiny_tokenizer
 
 
@@ -20,6 +20,13 @@ def draws(params: SamplingParams, logits: torch.Tensor, count: int, index: int =
 def test_greedy_takes_the_best() -> None:
     logits = torch.tensor([0.0, 3.0, 2.9, -math.inf])
     assert draws(SamplingParams(temperature=0), logits, 3) == [1, 1, 1]
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    for logits in (torch.tensor([0.0, 3.0, 2.9, -math.inf]), torch.randn(50) * 40):
+        for top_p in (1.0, 0.5):
+            params = SamplingParams(temperature=1e-310, top_p=top_p, seed=4)
+            assert draws(params, logits, 5) == [int(logits.argmax())] * 5
 
 
 def test_frequencies_follow_the_temperature() -> None:
@@ -184,6 +191,22 @@ def test_bad_bodies_are_refused_by_name(tokenizer: Tokenizer, body: object, mess
 def test_bad_messages_are_refused(tokenizer: Tokenizer, messages: object) -> None:
     with pytest.raises(BadRequest, match="message"):
         parse(tokenizer, {"messages": messages}, chat=True)
+
+
+def test_a_prompt_that_no_context_takes_is_not_encoded(tokenizer: Tokenizer) -> None:
+    longest = len("<|assistant|>")
+    assert tokenizer.encode("<|assistant|>" * 9, context=9) == [3] * 9
+    with pytest.raises(BadText, match=f"{9 * longest + 1} characters"):
+        tokenizer.encode("<|assistant|>" * 9 + "x", context=9)
+    with pytest.raises(BadText):
+        tokenizer.encode_chat([{"role": "user", "content": "x" * 200}], context=9)
+
+
+def test_errors_do_not_echo_long_input() -> None:
+    message = http_api.error_body("n is " + "x" * 5_000_000 + "!", "kind")["error"]["message"]
+    assert len(message) == http_api.MAX_ERROR_CHARS
+    assert message.startswith("n is x") and "x…x" in message and message.endswith("x!")
+    assert http_api.error_body("short", "kind")["error"]["message"] == "short"
 
 
 def test_template_errors_are_the_callers(tokenizer: Tokenizer) -> None:
