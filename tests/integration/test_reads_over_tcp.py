@@ -14,8 +14,9 @@ from tests.wire_peer import unary
 
 TOKEN = "0123456789abcdef"
 BEARER = (("authorization", f"Bearer {TOKEN}"),)
+PROMPT = tokens([*range(20), *[9] * 20])
 READS = {
-    "Lookup": (cache_pb2.LookupRequest(tokens=tokens([*range(20), *[9] * 20])), cache_pb2.LookupReply),
+    "Lookup": (cache_pb2.LookupRequest(tokens=PROMPT), cache_pb2.LookupReply),
     "Stats": (cache_pb2.StatsRequest(), cache_pb2.StatsReply),
     "Sessions": (cache_pb2.SessionsRequest(), cache_pb2.SessionsReply),
 }
