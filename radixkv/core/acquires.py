@@ -6,8 +6,9 @@ Theory of operation
     behind a *leader*, until that lease has committed the waiter's goal, has ended, or the wait's
     deadline passes; or in the FIFO *room* queue, until it fits or its deadline passes. In both it
     holds no block, lock or interned content, and each attempt matches anew.
-    A new Acquire never overtakes the room queue. Only waiters held up by their own session's cap
-    are passed over, by other sessions, since nobody else can help them.
+    The room queue is in order of arrival, and no Acquire overtakes those in it that came before.
+    Only waiters held up by their own session's cap are passed over, by other sessions, since
+    nobody else can help them.
     While the head of the room queue waits, the largest holder is asked for blocks again and again;
     while only sessions' own caps are in the way, the first of those sessions is.
 Invariants: a waiter is in `session.waiting` until answered; answered exactly once, by an event.
@@ -48,6 +49,7 @@ class Acquires:
         self._serial = 0
         self._pressure_at_ms: int | None = None
         self._failed_at: tuple[int, int, int] | None = None
+        self._arrivals = 0
         self.num_waiting = 0
 
     # ---- entry points -----------------------------------------------------------------------
@@ -64,9 +66,9 @@ class Acquires:
         blocks = total_blocks(state, request)
         if blocks > state.config.num_blocks:
             raise TooLarge(f"{blocks} blocks wanted, the pool has {state.config.num_blocks}")
-        waiter = Waiter(
-            session, lease_id, request, now_ms, now_ms + min(request.wait_ms, MAX_WAIT_MS)
-        )
+        self._arrivals += 1
+        flight_deadline_ms = now_ms + min(request.wait_ms, MAX_WAIT_MS)
+        waiter = Waiter(session, lease_id, request, self._arrivals, now_ms, flight_deadline_ms)
         try:
             if self._must_queue(waiter):
                 raise Exhausted(waiter.shortage)
@@ -154,6 +156,8 @@ class Acquires:
         waiter.session_full = False
         others = False
         for other in self._room:
+            if other.arrival > waiter.arrival:
+                break
             if other.session is waiter.session:
                 waiter.session_full = other.session_full
                 return True
@@ -188,7 +192,10 @@ class Acquires:
             wait_ms = min(waiter.request.capacity_wait_ms, MAX_WAIT_MS)
             waiter.room_deadline_ms = now_ms + wait_ms
             self._set_deadline(waiter.room_deadline_ms, waiter)
-        self._room.append(waiter)
+        at = len(self._room)
+        while at and self._room[at - 1].arrival > waiter.arrival:
+            at -= 1  # it waited behind a leader meanwhile
+        self._room.insert(at, waiter)
         self._failed_at = None
 
     def _answer(self, waiter: Waiter, result: Acquired | CacheError) -> None:

@@ -50,13 +50,14 @@ class Lease:
 class Waiter:
     """A waiting Acquire. It holds no block and no lock.
 
-    While `leader` is set it waits for that lease to commit `goal` blocks (until
-    `flight_deadline_ms`), else for room (until `room_deadline_ms`).
+    `arrival` numbers Acquires in the order they came. While `leader` is set it waits for that lease
+    to commit `goal` blocks (until `flight_deadline_ms`), else for room (until `room_deadline_ms`).
     """
 
     session: Session
     lease_id: int
     request: AcquireRequest
+    arrival: int
     since_ms: int
     flight_deadline_ms: int
     leader: Lease | None = None
