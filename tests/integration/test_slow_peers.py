@@ -13,6 +13,7 @@ import pytest
 
 from radixkv.v1 import cache_pb2
 from radixkv.v1 import session_pb2 as pb
+from radixkv.wire import limits
 from radixkv.wire.channel import client_options
 from radixkv_client import Client, DeadlineExceeded
 from tests.fault_surroundings import memory_kib, until
@@ -146,10 +147,10 @@ def test_steps_beyond_the_window_end_the_session_and_are_not_kept(server, served
 
 
 def test_peers_send_a_byte_now_and_then(server, served):
-    """A length of 16 MiB is announced; only what comes takes memory."""
+    """The largest length is announced that is allowed; only what comes takes memory."""
     streams = [attached(server) for _ in range(NUM_SLOW)]
     for stream in streams:
-        stream.send_raw((16 * 2**20 - 1).to_bytes(4, "little"))
+        stream.send_raw(limits.MAX_HELLO_BYTES.to_bytes(4, "little"))
     for _ in range(20):
         for stream in streams:
             stream.send_raw(b"\x0a")
