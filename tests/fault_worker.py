@@ -281,12 +281,12 @@ def steps(w: Worker) -> Iterator[str]:
     first, first_table = w.open().publish(1, w.tokens(9))
     second, second_table = w.publish(2, w.tokens(12, 100))
     yield "between steps"
+    second.check(second_table, 0, 12)  # not below: without a lease it may be evicted meanwhile
     ops = [extend(1, 1), fork(2, [3], 12), release(2), acquire(4, w.tokens(9)), release(3)]
     sent = w.send(*ops)
     yield "batch sent"
     w.get(sent)
     first.check(first_table, 0, 9)
-    second.check(second_table, 0, 12)
     sent = range(w.peer.num_ops + 1, w.peer.num_ops + 9)
     for _ in sent:
         w.send(acquire(5, w.tokens(9)))
