@@ -70,6 +70,16 @@ class CacheStub:
                 request_serializer=radixkv_dot_v1_dot_cache__pb2.PrefetchRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_cache__pb2.PrefetchReply.FromString,
                 _registered_method=True)
+        self.WaitPrefetch = channel.unary_unary(
+                '/radixkv.v1.Cache/WaitPrefetch',
+                request_serializer=radixkv_dot_v1_dot_cache__pb2.WaitPrefetchRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_cache__pb2.WaitPrefetchReply.FromString,
+                _registered_method=True)
+        self.CancelPrefetch = channel.unary_unary(
+                '/radixkv.v1.Cache/CancelPrefetch',
+                request_serializer=radixkv_dot_v1_dot_cache__pb2.CancelPrefetchRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_cache__pb2.CancelPrefetchReply.FromString,
+                _registered_method=True)
         self.Pin = channel.unary_unary(
                 '/radixkv.v1.Cache/Pin',
                 request_serializer=radixkv_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
@@ -79,6 +89,16 @@ class CacheStub:
                 '/radixkv.v1.Cache/Unpin',
                 request_serializer=radixkv_dot_v1_dot_cache__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_cache__pb2.UnpinReply.FromString,
+                _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/radixkv.v1.Cache/Retain',
+                request_serializer=radixkv_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_cache__pb2.RetainReply.FromString,
+                _registered_method=True)
+        self.Namespaces = channel.unary_unary(
+                '/radixkv.v1.Cache/Namespaces',
+                request_serializer=radixkv_dot_v1_dot_cache__pb2.NamespacesRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_cache__pb2.NamespacesReply.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/radixkv.v1.Cache/Explain',
@@ -130,8 +150,19 @@ class CacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefetch(self, request, context):
-        """Defined, and answered UNIMPLEMENTED for now.
-        """
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WaitPrefetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelPrefetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -148,8 +179,22 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Explain(self, request, context):
+    def Retain(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Namespaces(self, request, context):
+        """Reads, but of all tenants: as the changing calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Defined, and answered UNIMPLEMENTED for now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -192,6 +237,16 @@ def add_CacheServicer_to_server(servicer, server):
                     request_deserializer=radixkv_dot_v1_dot_cache__pb2.PrefetchRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_cache__pb2.PrefetchReply.SerializeToString,
             ),
+            'WaitPrefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitPrefetch,
+                    request_deserializer=radixkv_dot_v1_dot_cache__pb2.WaitPrefetchRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_cache__pb2.WaitPrefetchReply.SerializeToString,
+            ),
+            'CancelPrefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelPrefetch,
+                    request_deserializer=radixkv_dot_v1_dot_cache__pb2.CancelPrefetchRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_cache__pb2.CancelPrefetchReply.SerializeToString,
+            ),
             'Pin': grpc.unary_unary_rpc_method_handler(
                     servicer.Pin,
                     request_deserializer=radixkv_dot_v1_dot_cache__pb2.PinRequest.FromString,
@@ -201,6 +256,16 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=radixkv_dot_v1_dot_cache__pb2.UnpinRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_cache__pb2.UnpinReply.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=radixkv_dot_v1_dot_cache__pb2.RetainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_cache__pb2.RetainReply.SerializeToString,
+            ),
+            'Namespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.Namespaces,
+                    request_deserializer=radixkv_dot_v1_dot_cache__pb2.NamespacesRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_cache__pb2.NamespacesReply.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -408,6 +473,60 @@ class Cache:
             _registered_method=True)
 
     @staticmethod
+    def WaitPrefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Cache/WaitPrefetch',
+            radixkv_dot_v1_dot_cache__pb2.WaitPrefetchRequest.SerializeToString,
+            radixkv_dot_v1_dot_cache__pb2.WaitPrefetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelPrefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Cache/CancelPrefetch',
+            radixkv_dot_v1_dot_cache__pb2.CancelPrefetchRequest.SerializeToString,
+            radixkv_dot_v1_dot_cache__pb2.CancelPrefetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Pin(request,
             target,
             options=(),
@@ -451,6 +570,60 @@ class Cache:
             '/radixkv.v1.Cache/Unpin',
             radixkv_dot_v1_dot_cache__pb2.UnpinRequest.SerializeToString,
             radixkv_dot_v1_dot_cache__pb2.UnpinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Cache/Retain',
+            radixkv_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
+            radixkv_dot_v1_dot_cache__pb2.RetainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Namespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Cache/Namespaces',
+            radixkv_dot_v1_dot_cache__pb2.NamespacesRequest.SerializeToString,
+            radixkv_dot_v1_dot_cache__pb2.NamespacesReply.FromString,
             options,
             channel_credentials,
             insecure,

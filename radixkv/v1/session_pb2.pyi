@@ -254,7 +254,7 @@ class Op(_message.Message):
     def __init__(self, op_id: _Optional[int] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., refill: _Optional[_Union[Refill, _Mapping]] = ..., give_back: _Optional[_Union[GiveBack, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("lease_id", "tokens", "scope", "contents", "extra_blocks", "partial_tail", "capacity_wait_ms", "wait_ms", "resumed")
+    __slots__ = ("lease_id", "tokens", "scope", "contents", "extra_blocks", "partial_tail", "capacity_wait_ms", "wait_ms", "resumed", "tags", "retention")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,8 @@ class Acquire(_message.Message):
     CAPACITY_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     tokens: bytes
     scope: Scope
@@ -273,7 +275,17 @@ class Acquire(_message.Message):
     capacity_wait_ms: int
     wait_ms: int
     resumed: bool
-    def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., scope: _Optional[_Union[Scope, _Mapping]] = ..., contents: _Optional[_Iterable[_Union[ContentRange, _Mapping]]] = ..., extra_blocks: _Optional[int] = ..., partial_tail: _Optional[bool] = ..., capacity_wait_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., resumed: _Optional[bool] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    retention: Retention
+    def __init__(self, lease_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., scope: _Optional[_Union[Scope, _Mapping]] = ..., contents: _Optional[_Iterable[_Union[ContentRange, _Mapping]]] = ..., extra_blocks: _Optional[int] = ..., partial_tail: _Optional[bool] = ..., capacity_wait_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., resumed: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("priority", "ttl_ms")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    ttl_ms: int
+    def __init__(self, priority: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("lease_id", "num_blocks")
@@ -382,20 +394,50 @@ class Reply(_message.Message):
     def __init__(self, number: _Optional[int] = ..., op_id: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., acquire: _Optional[_Union[AcquireReply, _Mapping]] = ..., extend: _Optional[_Union[ExtendReply, _Mapping]] = ..., trim: _Optional[_Union[TrimReply, _Mapping]] = ..., fork: _Optional[_Union[ForkReply, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., release: _Optional[_Union[ReleaseReply, _Mapping]] = ..., refill: _Optional[_Union[RefillReply, _Mapping]] = ..., give_back: _Optional[_Union[GiveBackReply, _Mapping]] = ...) -> None: ...
 
 class AcquireReply(_message.Message):
-    __slots__ = ("lease_id", "block_table", "cached_tokens", "being_computed", "miss", "waited_ms")
+    __slots__ = ("lease_id", "block_table", "cached_tokens", "being_computed", "miss", "waited_ms", "onboarding")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BEING_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    ONBOARDING_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     block_table: bytes
     cached_tokens: int
     being_computed: int
     miss: MissReason
     waited_ms: int
-    def __init__(self, lease_id: _Optional[int] = ..., block_table: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., being_computed: _Optional[int] = ..., miss: _Optional[_Union[MissReason, _Mapping]] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+    onboarding: Onboarding
+    def __init__(self, lease_id: _Optional[int] = ..., block_table: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., being_computed: _Optional[int] = ..., miss: _Optional[_Union[MissReason, _Mapping]] = ..., waited_ms: _Optional[int] = ..., onboarding: _Optional[_Union[Onboarding, _Mapping]] = ...) -> None: ...
+
+class Onboarding(_message.Message):
+    __slots__ = ("reason", "cpu_tokens", "nvme_tokens", "remote_tokens", "left_tokens")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LOADED: _ClassVar[Onboarding.Reason]
+        BEST_EFFORT: _ClassVar[Onboarding.Reason]
+        BREAK_EVEN: _ClassVar[Onboarding.Reason]
+        TIMEOUT: _ClassVar[Onboarding.Reason]
+        FAILED: _ClassVar[Onboarding.Reason]
+        NO_ROOM: _ClassVar[Onboarding.Reason]
+    LOADED: Onboarding.Reason
+    BEST_EFFORT: Onboarding.Reason
+    BREAK_EVEN: Onboarding.Reason
+    TIMEOUT: Onboarding.Reason
+    FAILED: Onboarding.Reason
+    NO_ROOM: Onboarding.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NVME_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reason: Onboarding.Reason
+    cpu_tokens: int
+    nvme_tokens: int
+    remote_tokens: int
+    left_tokens: int
+    def __init__(self, reason: _Optional[_Union[Onboarding.Reason, str]] = ..., cpu_tokens: _Optional[int] = ..., nvme_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., left_tokens: _Optional[int] = ...) -> None: ...
 
 class MissReason(_message.Message):
     __slots__ = ("kind", "at_token", "nearest_tokens")
