@@ -2,10 +2,14 @@
 
 Theory of operation
     An attempt either gives a lease, or finds that another live lease is computing what is missing
-    (and the caller wants to wait for that), or finds no room. A waiter is in one of two places:
-    behind a *leader*, until that lease has committed the waiter's goal, has ended, or the wait's
-    deadline passes; or in the FIFO *room* queue, until it fits or its deadline passes. In both it
-    holds no block, lock or interned content, and each attempt matches anew.
+    (and the caller wants to wait for that), or that it is on its way from below the gpu, or finds
+    no room. A waiter is in one of three places: behind a *leader*, until that lease has committed
+    the waiter's goal, has ended, or the wait's deadline passes; behind a *load* or a question to
+    the remote, until that is over or the deadline passes; or in the FIFO *room* queue, until it
+    fits or its deadline passes. Nowhere does it hold a block, lock or interned content, and each
+    attempt matches anew.
+    Where there is room but for copies that have yet to go down (Unclean), every Acquire waits in
+    the room queue for a while, whether it asked to wait or not; then blocks are dropped for it.
     The room queue is in order of arrival, and no Acquire overtakes those in it that came before.
     Only waiters held up by their own session's cap are passed over, by other sessions, since
     nobody else can help them.
@@ -20,7 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from radixkv.core.attempt import attempt, total_blocks
+from radixkv.core.attempt import Awaited, attempt
+from radixkv.core.below import may_drop, total_blocks
 from radixkv.core.errors import CacheError, Cancelled, Exhausted, InvalidArgument, TooLarge
 from radixkv.core.flight import Flight
 from radixkv.core.lease import Lease, Session, Waiter
@@ -28,10 +33,11 @@ from radixkv.core.results import (
     AcquireAnswered,
     Acquired,
     AcquireRequest,
+    OnboardReason,
     Pressure,
     Waiting,
 )
-from radixkv.core.state import SessionFull, State
+from radixkv.core.state import SessionFull, State, Unclean
 from radixkv.core.tokens import check_length
 
 PRESSURE_INTERVAL_MS = 100
@@ -48,7 +54,7 @@ class Acquires:
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._serial = 0
         self._pressure_at_ms: int | None = None
-        self._failed_at: tuple[int, int, int] | None = None
+        self._failed_at: tuple[int, ...] | None = None
         self._arrivals = 0
         self.num_waiting = 0
 
@@ -63,26 +69,25 @@ class Acquires:
         if not request.tokens:
             raise InvalidArgument("a prompt needs at least one token")
         state.check_new_lease(session, lease_id)
-        blocks = total_blocks(state, request)
-        if blocks > state.config.num_blocks:
-            raise TooLarge(f"{blocks} blocks wanted, the pool has {state.config.num_blocks}")
         self._arrivals += 1
         flight_deadline_ms = now_ms + min(request.wait_ms, MAX_WAIT_MS)
         waiter = Waiter(session, lease_id, request, self._arrivals, now_ms, flight_deadline_ms)
+        blocks = total_blocks(state, waiter)
+        if blocks > state.config.num_blocks:
+            raise TooLarge(f"{blocks} blocks wanted, the pool has {state.config.num_blocks}")
         try:
-            if self._must_queue(waiter):
-                raise Exhausted(waiter.shortage)
+            self._check_queue(waiter)
             outcome = attempt(state, waiter, now_ms)
-        except Exhausted:
-            if not request.capacity_wait_ms:
+        except Exhausted as error:
+            if not request.capacity_wait_ms and not isinstance(error, Unclean):
                 raise
             self._enlist(waiter)
-            self._wait_for_room(waiter, now_ms)
+            self._wait_for_room(waiter, error, now_ms)
             return Waiting(lease_id)
         if isinstance(outcome, Acquired):
             return outcome
         self._enlist(waiter)
-        self._follow(waiter, outcome)
+        self._await(waiter, outcome)
         return Waiting(lease_id)
 
     def cancel(self, waiter: Waiter) -> None:
@@ -119,7 +124,8 @@ class Acquires:
 
     def poll(self, now_ms: int) -> None:
         """Let waiters go on that can, and expire those whose time is over."""
-        if not self._deadlines:
+        self._take_ended()
+        if not self._deadlines and not self._ready:
             return
         self._expire(now_ms)
         while self._ready:
@@ -127,6 +133,8 @@ class Acquires:
             if not waiter.done:
                 self._retry(waiter, now_ms)
         self._serve_room(now_ms)
+        head = self._room[0] if self._room else None
+        self._state.offload.wanted = total_blocks(self._state, head) if head is not None else 0
         self._press(now_ms)
         if len(self._deadlines) > 4 * self.num_waiting + 64:
             self._deadlines = sorted(entry for entry in self._deadlines if not entry[2].done)
@@ -144,9 +152,22 @@ class Acquires:
         """In how many places a waiter waits; for checks."""
         leader = waiter.leader
         behind = leader is not None and waiter in (leader.followers or ())
+        behind = behind or waiter.load is not None or waiter in self._state.onboard.ended
         return behind + (waiter in self._room) + (waiter in self._ready)
 
     # ---- waiting ----------------------------------------------------------------------------
+
+    def _take_ended(self) -> None:
+        """Waiters whose load is over go on; prefetches among them at once, elsewhere."""
+        ended = self._state.onboard.ended
+        self._ready.extend(ended)
+        ended.clear()
+
+    def _check_queue(self, waiter: Waiter) -> None:
+        """Raise Exhausted if others have to be served first."""
+        if self._must_queue(waiter):
+            unclean = any(other.drop_at_ms is not None for other in self._room)
+            raise (Unclean if unclean else Exhausted)(waiter.shortage)
 
     def _must_queue(self, waiter: Waiter) -> bool:
         """Whether somebody is in front of `waiter`, who is not in the room queue.
@@ -176,6 +197,14 @@ class Acquires:
         self._serial += 1
         heappush(self._deadlines, (at_ms, self._serial, waiter))
 
+    def _await(self, waiter: Waiter, found: Awaited) -> None:
+        if isinstance(found, Flight):
+            self._follow(waiter, found)
+            return
+        self._state.onboard.follow(found, waiter)
+        assert waiter.load_deadline_ms is not None
+        self._set_deadline(waiter.load_deadline_ms, waiter)
+
     def _follow(self, waiter: Waiter, found: Flight) -> None:
         if not waiter.followed:
             waiter.followed = True
@@ -187,10 +216,15 @@ class Acquires:
             found.leader.followers = []
         found.leader.followers.append(waiter)
 
-    def _wait_for_room(self, waiter: Waiter, now_ms: int) -> None:
+    def _wait_for_room(self, waiter: Waiter, error: Exhausted, now_ms: int) -> None:
         if waiter.room_deadline_ms is None:
             wait_ms = min(waiter.request.capacity_wait_ms, MAX_WAIT_MS)
             waiter.room_deadline_ms = now_ms + wait_ms
+            self._set_deadline(waiter.room_deadline_ms, waiter)
+        if isinstance(error, Unclean) and waiter.drop_at_ms is None:
+            waiter.drop_at_ms = now_ms + self._state.config.eviction_wait_ms
+            self._set_deadline(waiter.drop_at_ms, waiter)
+            waiter.room_deadline_ms = max(waiter.room_deadline_ms, waiter.drop_at_ms + 1)
             self._set_deadline(waiter.room_deadline_ms, waiter)
         at = len(self._room)
         while at and self._room[at - 1].arrival > waiter.arrival:
@@ -206,6 +240,7 @@ class Acquires:
         leader = waiter.leader
         if leader is not None and leader.followers:
             leader.followers.remove(waiter)
+        self._state.onboard.leave(waiter)
         if waiter in self._room:
             self._room.remove(waiter)
         if isinstance(result, Exhausted):
@@ -219,7 +254,12 @@ class Acquires:
             waiter = heappop(self._deadlines)[2]
             if waiter.done:
                 continue
-            if waiter.leader is not None:
+            if waiter.load is not None:
+                if (waiter.load_deadline_ms or 0) <= now_ms:
+                    self._state.onboard.leave(waiter)
+                    waiter.reason = OnboardReason.TIMEOUT
+                    self._ready.append(waiter)
+            elif waiter.leader is not None:
                 followers = waiter.leader.followers
                 if waiter.flight_deadline_ms <= now_ms and followers:
                     followers.remove(waiter)
@@ -229,13 +269,17 @@ class Acquires:
                 self._answer(waiter, Exhausted(waiter.shortage))
 
     def _retry(self, waiter: Waiter, now_ms: int) -> None:
+        if self._state.prefetches.knows(waiter):
+            self._state.prefetches.retry(waiter, now_ms)
+            return
         try:
-            if self._must_queue(waiter):
-                raise Exhausted(waiter.shortage)
+            self._check_queue(waiter)
             outcome = attempt(self._state, waiter, now_ms)
         except Exhausted as error:
-            if now_ms < (waiter.room_deadline_ms or now_ms + waiter.request.capacity_wait_ms):
-                self._wait_for_room(waiter, now_ms)
+            first_unclean = isinstance(error, Unclean) and waiter.drop_at_ms is None
+            deadline_ms = waiter.room_deadline_ms or now_ms + waiter.request.capacity_wait_ms
+            if now_ms < deadline_ms or first_unclean:
+                self._wait_for_room(waiter, error, now_ms)
             else:
                 self._answer(waiter, error)
             return
@@ -245,7 +289,13 @@ class Acquires:
         if isinstance(outcome, Acquired):
             self._answer(waiter, outcome)
         else:
-            self._follow(waiter, outcome)
+            self._await(waiter, outcome)
+
+    def _stamp(self, waiter: Waiter, now_ms: int) -> tuple[int, ...]:
+        """While this stays the same, another attempt finds no more room than the last."""
+        gpu = self._state.gpu
+        drops = may_drop(self._state, waiter, now_ms)
+        return id(waiter), gpu.num_available, gpu.num_ready, drops, self._state.index.clock
 
     def _serve_room(self, now_ms: int) -> None:
         state = self._state
@@ -254,16 +304,18 @@ class Acquires:
             if waiter.session in full:
                 waiter.session_full = True
                 continue
-            stamp = (id(waiter), state.pool.num_available, state.index.clock)
-            if stamp == self._failed_at:
+            if self._stamp(waiter, now_ms) == self._failed_at:
                 return
             try:
                 outcome = attempt(state, waiter, now_ms)
             except SessionFull:
                 full.add(waiter.session)
                 continue
-            except Exhausted:
-                self._failed_at = (id(waiter), state.pool.num_available, state.index.clock)
+            except Exhausted as error:
+                if isinstance(error, Unclean) and waiter.drop_at_ms is None:
+                    self._room.remove(waiter)
+                    self._wait_for_room(waiter, error, now_ms)
+                self._failed_at = self._stamp(waiter, now_ms)
                 return
             except CacheError as error:
                 self._answer(waiter, error)
@@ -272,7 +324,7 @@ class Acquires:
                 self._answer(waiter, outcome)
             else:
                 self._room.remove(waiter)
-                self._follow(waiter, outcome)
+                self._await(waiter, outcome)
 
     def _press(self, now_ms: int) -> None:
         """Ask the largest holder for room; or, if only sessions' own caps are full, such a one."""
@@ -286,7 +338,7 @@ class Acquires:
         head = next((waiter for waiter in self._room if not waiter.session_full), self._room[0])
         asked, missing = head.session, 1
         if not head.session_full:
-            missing = total_blocks(state, head.request) - state.pool.num_available
+            missing = total_blocks(state, head) - state.gpu.num_available
             asked = max(
                 state.sessions.values(),
                 key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),

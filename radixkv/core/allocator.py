@@ -14,7 +14,7 @@ class BlockAllocator:
     __slots__ = ("_free", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
-        assert num_blocks > 0
+        assert num_blocks >= 0
         self.num_blocks = num_blocks
         self._free = array("i", range(num_blocks, 0, -1))
 
@@ -33,6 +33,13 @@ class BlockAllocator:
         del free[-count:]
         taken.reverse()
         return taken
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Take just these ids, which are free. O(all free ids)."""
+        gone = set(ids)
+        kept = array("i", (block for block in self._free if block not in gone))
+        assert len(kept) + len(gone) == len(self._free), "taking a block that is not free"
+        self._free = kept
 
     def put(self, ids: Iterable[int]) -> None:
         """Give ids back. The caller owns them; `check()` of the cache finds a double free."""

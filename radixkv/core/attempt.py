@@ -5,24 +5,24 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core import flight
+from radixkv.core.below import may_drop, onboarded, total_blocks, wait_for
 from radixkv.core.content import Content
 from radixkv.core.errors import CacheError, Exhausted
 from radixkv.core.flight import Flight
-from radixkv.core.lease import Lease, Session, Waiter
+from radixkv.core.lease import Lease, Waiter
 from radixkv.core.miss import explain, usable_bytes
-from radixkv.core.results import Acquired, AcquireRequest, CopyOp
+from radixkv.core.onboard import Load
+from radixkv.core.probing import Question
+from radixkv.core.results import Acquired, AcquireRequest, CopyOp, OnboardReason, Retention
 from radixkv.core.state import SessionFull, State
 from radixkv.core.tokens import TOKEN_BYTES, check_signs
-from radixkv.core.tree import GPU, Match, Nearest, Node
+from radixkv.core.tree import GPU, Marks, Match, Nearest, Node
+
+Awaited = Flight | Load | Question
 
 
-def total_blocks(state: State, request: AcquireRequest) -> int:
-    """Blocks of the whole sequence that an Acquire asks for, cached ones included."""
-    return -(-len(request.tokens) // state.block_bytes) + request.extra_blocks
-
-
-def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
-    """A lease, or the flight to wait for. On Exhausted nothing has changed."""
+def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Awaited:
+    """A lease, or what to wait for. On Exhausted no lease and no load has begun."""
     request, index = waiter.request, state.index
     tree = index.tree(request.namespace)
     index.hold(tree)
@@ -41,9 +41,18 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
         match = tree.match(tokens, limit)
         if plain:
             check_signs(tokens, match.length)
+        below: Load | Question | None = None
+        cached = match.length
+        if index.tiered:
+            below = _below(state, waiter, match, tokens, limit, now_ms)
+            match = tree.match(tokens, limit)
+            cached = match.length
+            match = index.on_gpu(match)
         found = flight.find(match, tokens, limit)
-        if found is not None and now_ms < waiter.flight_deadline_ms:
-            outcome: Acquired | Flight = found
+        if below is not None:
+            outcome: Acquired | Awaited = below
+        elif found is not None and now_ms < waiter.flight_deadline_ms:
+            outcome = found
         else:
             computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
             lease = Lease(
@@ -52,6 +61,9 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
             )  # fmt: skip
             outcome = _grant(state, lease, waiter, tokens, match, computed, now_ms)
             contents = ()
+            if cached > match.length or waiter.onboarded:
+                left = cached - match.length
+                outcome = outcome._replace(onboarding=onboarded(state, waiter, left))
     except CacheError as error:
         waiter.session_full = isinstance(error, SessionFull)
         waiter.shortage = str(error)
@@ -61,6 +73,19 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Flight:
             tree.contents.refer(content, -1)
         index.let_go(tree)
     return outcome
+
+
+def _below(
+    state: State, waiter: Waiter, match: Match, tokens: bytes, limit: int, now_ms: int
+) -> Load | Question | None:
+    """What is to be waited for from below the gpu; with `best_effort` it is only started."""
+    if state.config.onboarding != "best_effort":
+        return wait_for(state, waiter, match, tokens, limit, now_ms)
+    if waiter.reason is None:
+        waiter.reason = OnboardReason.BEST_EFFORT
+        if state.config.remote or state.index.on_gpu(match).length < match.length:
+            state.prefetches.in_background(waiter.request, now_ms)
+    return None
 
 
 def _grant(
@@ -82,14 +107,17 @@ def _grant(
     )
     index.lock(node)
     try:
-        need = total_blocks(state, request) - at // state.block_bytes
-        taken, copies = _take(state, session, need, match, tokens, lease.cacheable, request)
+        need = total_blocks(state, waiter) - at // state.block_bytes
+        taken, copies = _take(state, waiter, need, match, tokens, lease.cacheable, now_ms)
     except CacheError:
         index.unlock(node)
         raise
     tail = copies[0].num_tokens if copies else 0
-    index.touch(node)
+    index.touch(node, hit=True)
     lease.node = node
+    lease.timed_ms, lease.prompt_tokens = now_ms, len(tokens) // TOKEN_BYTES
+    if request.tags or request.retention is not None:
+        lease.marks = marks_of(request, now_ms)
     lease.table = _path_blocks(node)
     lease.committed = lease.published = len(lease.table)
     lease.table.extend(taken)
@@ -104,29 +132,30 @@ def _grant(
 
 
 def _take(
-    state: State, session: Session, need: int, match: Match, tokens: bytes, cacheable: int,
-    request: AcquireRequest,
+    state: State, waiter: Waiter, need: int, match: Match, tokens: bytes, cacheable: int,
+    now_ms: int,
 ) -> tuple[array, tuple[CopyOp, ...]]:  # fmt: skip
     """Private blocks, and the copy of a partial tail into the first of them.
 
     The tail's source is locked from here until the copy is done. If that is what makes the
     pool too small, there is no tail.
     """
-    found = _tail(match, tokens, cacheable) if request.partial_tail else None
+    session, drop = waiter.session, may_drop(state, waiter, now_ms)
+    found = _tail(match, tokens, cacheable) if waiter.request.partial_tail else None
     if found is None:
-        return state.take_private(session, need), ()
+        return state.take_private(session, need, drop), ()
     nearest, tail = found
     state.index.lock(nearest.node)
     try:
-        taken = state.take_private(session, need)
+        taken = state.take_private(session, need, drop)
         source = nearest.node.residency[GPU][nearest.block_index]
-        copy = state.pool.start_copy(source, taken[0], tail, nearest.node)
+        copy = state.copies.start(source, taken[0], tail, nearest.node)
     except Exhausted:
         taken = None
     finally:
         state.index.unlock(nearest.node)
     if taken is None:
-        return state.take_private(session, need), ()
+        return state.take_private(session, need, drop), ()
     state.counters.copied_blocks += 1
     return taken, (copy,)
 
@@ -134,12 +163,19 @@ def _take(
 def _tail(match: Match, tokens: bytes, cacheable: int) -> tuple[Nearest, int] | None:
     """The block to copy a partial tail from, and its number of tokens."""
     nearest = match.node.tree.nearest(match, tokens)
-    if nearest is None:
+    if nearest is None or nearest.block_index >= len(nearest.node.residency[GPU]):
         return None
     at = match.length // TOKEN_BYTES
     room = min(len(tokens) // TOKEN_BYTES - 1, cacheable) - at
     tail = min(nearest.shared // TOKEN_BYTES, room)
     return (nearest, tail) if tail > 0 else None
+
+
+def marks_of(request: AcquireRequest, now_ms: int) -> Marks:
+    """What this Acquire says of the blocks its lease will publish."""
+    kept = request.retention or Retention()
+    expires_ms = now_ms + kept.ttl_ms if kept.ttl_ms else None
+    return Marks(tuple(sorted(set(request.tags))), kept.priority, expires_ms)
 
 
 def _count(state: State, request: AcquireRequest, hit_tokens: int) -> None:

@@ -1,116 +1,100 @@
-"""Room: taking blocks from the pool, giving them back, and copies in flight.
+"""The blocks of one place that are outside the tree, and those that copies or transfers use.
 
-A block that a copy reads or writes is *busy*. A busy block that loses its owner is parked in
-flight and becomes free when its last copy is done.
+A block that a copy, transfer or erasure reads or writes is *busy*. A busy block that loses its
+owner is parked in flight and becomes free when the last of them is over.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from radixkv.core.allocator import BlockAllocator
-from radixkv.core.errors import Exhausted
-from radixkv.core.prefix_index import PrefixIndex
-from radixkv.core.results import CopyOp
-from radixkv.core.tree import GPU, Node
-
-
-@dataclass(slots=True)
-class _Copy:
-    op: CopyOp
-    nodes: list[Node]
 
 
 class BlockPool:
-    """Blocks of one pool outside and inside the tree."""
+    """Free, busy and parked blocks of one place. Every method is O(blocks named).
 
-    def __init__(self, allocator: BlockAllocator, index: PrefixIndex) -> None:
-        self.parked: set[int] = set()
+    `stale` (nvme) are the slots that may hold a record which the tree does not know; a restart
+    would find it.
+    """
+
+    __slots__ = ("_allocator", "busy", "parked", "stale")
+
+    def __init__(self, num_blocks: int, keeps_records: bool = False) -> None:
+        self._allocator = BlockAllocator(num_blocks)
         self.busy: dict[int, int] = {}
-        self._allocator = allocator
-        self._index = index
-        self._copies: dict[int, _Copy] = {}
-        self._next_copy = 1
+        self.parked: set[int] = set()
+        self.stale: set[int] | None = set() if keeps_records else None
+
+    @property
+    def num_blocks(self) -> int:
+        """All of them, wherever they are."""
+        return self._allocator.num_blocks
 
     @property
     def num_free(self) -> int:
         """Free blocks, without eviction."""
         return self._allocator.num_free
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be had now: free, or evictable."""
-        return self._allocator.num_free + self._index.num_cached
-
     def take(self, count: int) -> array:
-        """`count` blocks, evicting if need be. Raises Exhausted and changes nothing otherwise."""
-        allocator = self._allocator
-        short = count - allocator.num_free
-        if short > 0:
-            if short > self._index.num_cached:
-                raise Exhausted(self.shortage(count))
-            evicted = self._index.evict(short)
-            assert evicted == short, "cached blocks that cannot be evicted"
-        return allocator.take(count)
+        """`count` free blocks; the caller has checked `num_free`."""
+        return self._allocator.take(count)
 
-    def shortage(self, count: int) -> str:
-        """The message of Exhausted: what was wanted, what is there."""
-        return (
-            f"{count} blocks wanted, {self._allocator.num_free} free and"
-            f" {self._index.num_cached} evictable of {self._allocator.num_blocks}"
-        )
+    def take_these(self, ids: Iterable[int]) -> None:
+        """Remove just these from the free ones. O(blocks of the pool); for a restart."""
+        self._allocator.remove(ids)
 
     def free(self, ids: Iterable[int]) -> None:
-        """Give blocks back; busy ones when their copies are done."""
+        """Give blocks back; busy ones when they are no longer."""
         busy = self.busy
-        if not busy:
+        if not busy and self.stale is None:
             self._allocator.put(ids)
             return
         for block in ids:
             if block in busy:
                 self.parked.add(block)
             else:
-                self._allocator.put((block,))
+                self._put(block)
 
-    def start_copy(self, source: int, target: int, num_tokens: int, node: Node | None) -> CopyOp:
-        """Begin a copy; with `node`, the tree node of `source` is locked until it is done."""
-        op = CopyOp(self._next_copy, GPU, source, target, num_tokens)
-        self._next_copy += 1
-        copy = self._copies[op.copy_id] = _Copy(op, [])
-        for block in (source, target):
-            self.busy[block] = self.busy.get(block, 0) + 1
-        if node is not None:
-            self._lock_for(copy, node)
-        return op
+    def hold(self, ids: Iterable[int]) -> None:
+        """Something begins to read or write these blocks."""
+        busy = self.busy
+        for block in ids:
+            busy[block] = busy.get(block, 0) + 1
 
-    def publish(self, ids: Iterable[int], node: Node) -> None:
-        """These blocks now belong to the path of `node`: copies of busy ones lock it too."""
-        if not self.busy:
-            return
-        published = self.busy.keys() & set(ids)
-        for copy in self._copies.values():
-            if published & {copy.op.source, copy.op.target}:
-                self._lock_for(copy, node)
-
-    def _lock_for(self, copy: _Copy, node: Node) -> None:
-        copy.nodes.append(node)
-        self._index.lock(node)
-
-    def finish_copy(self, copy_id: int) -> None:
-        """The copy ended, well or not."""
-        copy = self._copies.pop(copy_id)
-        for block in (copy.op.source, copy.op.target):
+    def let_go(self, ids: Iterable[int]) -> None:
+        """Undo one `hold`."""
+        for block in ids:
             self.busy[block] -= 1
             if not self.busy[block]:
                 del self.busy[block]
                 if block in self.parked:
                     self.parked.discard(block)
-                    self._allocator.put((block,))
-        for node in copy.nodes:
-            self._index.unlock(node)
+                    self._put(block)
 
-    def copy_locks(self) -> list[Node]:
-        """Nodes locked by copies; for checks."""
-        return [node for copy in self._copies.values() for node in copy.nodes]
+    def withdraw(self, ids: Iterable[int]) -> list[int]:
+        """Hold those of these blocks that are free or parked. O(free blocks). Returns them."""
+        chosen = set(ids)
+        free = chosen.intersection(self._allocator.free_ids())
+        if free:
+            self._allocator.remove(free)
+            self.parked |= free
+        taken = sorted(chosen & self.parked)
+        self.hold(taken)
+        return taken
+
+    def settle(self, kept: Iterable[int], freed: Iterable[int]) -> None:
+        """A transfer into these blocks is over: some belong to the tree now, the rest to nobody."""
+        if self.stale is not None:
+            self.stale.difference_update(kept)
+        self.free(freed)
+
+    def _put(self, block: int) -> None:
+        self._allocator.put((block,))
+        if self.stale is not None:
+            self.stale.add(block)
+
+    def free_ids(self) -> list[int]:
+        """A copy of the free ids, O(pool); for checks."""
+        return self._allocator.free_ids()

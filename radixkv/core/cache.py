@@ -21,32 +21,31 @@ from contextlib import contextmanager
 from radixkv.core import check as invariants
 from radixkv.core import flight, forking, sealing
 from radixkv.core.acquires import Acquires
+from radixkv.core.cache_tiers import TierCalls
 from radixkv.core.errors import AlreadyExists, Exhausted, InvalidArgument, NotFound
-from radixkv.core.invalidate import Invalidation
 from radixkv.core.lease import Session
 from radixkv.core.miss import explain, usable_bytes
 from radixkv.core.namespace import namespace_seed
 from radixkv.core.results import (
     Acquired,
     AcquireRequest,
-    Books,
     CacheConfig,
     Committed,
     ContentRange,
     Counters,
     Event,
     Forked,
-    Invalidated,
     LookupResult,
     ReleaseReason,
     SessionUse,
     Waiting,
 )
 from radixkv.core.state import SessionFull, State
-from radixkv.core.tokens import TOKEN_BYTES, check_length, check_signs, check_tokens
+from radixkv.core.tier_ops import Place
+from radixkv.core.tokens import TOKEN_BYTES, check_length, check_signs
 
 
-class Cache:
+class Cache(TierCalls):
     """One pool's prefix cache. Not thread-safe: one owner calls it. See the module text."""
 
     def __init__(self, config: CacheConfig) -> None:
@@ -75,7 +74,7 @@ class Cache:
         for lease in list(session.leases.values()):
             state.end_lease(lease)
         assert session.private_blocks == 0
-        state.pool.free(session.reserve)
+        state.gpu.pool.free(session.reserve)
         del state.sessions[session_id]
         self._acquires.poll(now_ms)
         return freed
@@ -157,8 +156,8 @@ class Cache:
         state.check_length(len(lease.table) + num_blocks)
         with self._counting_exhausted():
             state.check_private(lease.session, num_blocks)
-            if num_blocks > state.pool.num_available:
-                raise Exhausted(state.pool.shortage(num_blocks))
+            if num_blocks > state.gpu.num_available:
+                raise Exhausted(state.gpu.shortage(num_blocks))
 
     def extend(self, session_id: int, lease_id: int, num_blocks: int) -> tuple[int, ...]:
         """Append private blocks to a lease, at once or not at all; returns their ids."""
@@ -189,10 +188,10 @@ class Cache:
         freed = list(lease.table[keep:])
         del lease.table[keep:]
         room = max(state.max_reserve - len(lease.session.reserve), 0)
-        kept = [block for block in freed if block not in state.pool.busy][:room]
+        kept = [block for block in freed if block not in state.gpu.pool.busy][:room]
         lease.session.private_blocks -= len(freed)
         lease.session.reserve.update(kept)
-        state.pool.free([block for block in freed if block not in lease.session.reserve])
+        state.gpu.pool.free([block for block in freed if block not in lease.session.reserve])
         state.on_progress(lease, False)
         return tuple(kept)
 
@@ -217,6 +216,7 @@ class Cache:
         tokens: bytes,
         blocks: Sequence[int],
         contents: Sequence[ContentRange] = (),
+        now_ms: int = 0,
     ) -> Committed:
         """Publish the full blocks among the first `upto` tokens of a lease.
 
@@ -224,7 +224,7 @@ class Cache:
         appended to the table. Raises InvalidArgument and changes nothing if anything is off.
         """
         lease = self._state.lease(session_id, lease_id)
-        return sealing.commit(self._state, lease, upto, tokens, blocks, contents)
+        return sealing.commit(self._state, lease, upto, tokens, blocks, contents, now_ms)
 
     def release(self, session_id: int, lease_id: int, reason: ReleaseReason, now_ms: int) -> int:
         """End a lease, or cancel its waiting Acquire. Returns the tokens that stay cached."""
@@ -251,7 +251,7 @@ class Cache:
             raise InvalidArgument(f"num_blocks is {num_blocks}, at least 1 is needed")
         held = session.private_blocks + len(session.reserve)
         room = min(state.max_reserve - len(session.reserve), state.max_private - held)
-        count = min(num_blocks, room, state.pool.num_available)
+        count = min(num_blocks, room, state.gpu.num_available)
         if count < 1:
             state.counters.exhausted += 1
             if room < 1:
@@ -259,8 +259,8 @@ class Cache:
                     f"this session holds {len(session.reserve)} reserved of {state.max_reserve}"
                     f" and {held} private blocks of {state.max_private}"
                 )
-            raise Exhausted(state.pool.shortage(num_blocks))
-        taken = state.pool.take(count)
+            raise Exhausted(state.gpu.shortage(num_blocks))
+        taken = state.take(Place.GPU, count)
         session.reserve.update(taken)
         return tuple(taken)
 
@@ -270,54 +270,30 @@ class Cache:
         if len(set(blocks)) != len(blocks) or not session.reserve.issuperset(blocks):
             raise InvalidArgument("a block is named that is not in this session's reserve")
         session.reserve.difference_update(blocks)
-        self._state.pool.free(blocks)
+        self._state.gpu.pool.free(blocks)
 
     # ---- the rest ---------------------------------------------------------------------------
 
     def copy_done(self, copy_id: int, ok: bool) -> None:
         """A returned copy has ended. Whoever waits for it learns of `ok` from the runtime."""
-        self._state.pool.finish_copy(copy_id)
-
-    def invalidate(
-        self, namespace: bytes | None, prefix: bytes, dry_run: bool = False
-    ) -> Invalidated:
-        """Forget every cached block whose sequence begins with `prefix` (None = all namespaces).
-
-        Blocks under a lease are found by nobody from now on and freed when it ends; nothing that
-        live leases of such sequences compute is published any more.
-        """
-        check_tokens(prefix, self.config.max_tokens)
-        if namespace is None and prefix:
-            raise InvalidArgument("a prefix needs a namespace")
-        return Invalidation(self._state).run(namespace, prefix, dry_run)
+        self._state.copies.finish(copy_id)
 
     def poll(self, now_ms: int) -> list[Event]:
         """Let waiting Acquires go on; returns what happened. Call after each batch."""
+        state = self._state
+        if state.index.tiered:
+            self._run_tiers(now_ms)
         self._acquires.poll(now_ms)
-        events = self._state.events
-        if events:
-            self._state.events = []
+        if state.index.tiered:
+            state.offload.run(now_ms)
+        events = state.events[:]
+        state.events.clear()
         return events
 
     def next_deadline_ms(self) -> int | None:
         """When `poll` must be called although nothing else happens; None = never."""
-        return self._acquires.next_deadline_ms()
-
-    def books(self) -> Books:
-        """Blocks by state, O(sessions)."""
-        state = self._state
-        sessions = state.sessions.values()
-        busy = state.pool.busy
-        copied = sum(block in s.reserve for s in sessions for block in busy) if busy else 0
-        return Books(
-            leased=state.index.num_locked + sum(s.private_blocks for s in sessions),
-            in_flight=len(state.pool.parked) + copied,
-            reserved=sum(len(s.reserve) for s in sessions) - copied,
-            pinned=0,
-            cached=state.index.num_cached,
-            free=state.pool.num_free,
-            total=self.config.num_blocks,
-        )
+        times = (self._acquires.next_deadline_ms(), self._next_tier_ms())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def check(self) -> None:
         """Verify every invariant, O(everything); raises AssertionError."""
@@ -326,7 +302,8 @@ class Cache:
     @property
     def counters(self) -> Counters:
         """Totals since start (live, not a copy)."""
-        self._state.counters.evicted_blocks = self._state.index.num_evicted
+        self._state.counters.evicted_blocks = self._state.gpu.num_evicted
+        self._state.counters.dropped_blocks = self._state.gpu.num_dropped
         return self._state.counters
 
     @property

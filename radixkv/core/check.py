@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from radixkv.core.blocks import BlockPool
 from radixkv.core.results import Books
+from radixkv.core.tier_ops import Place
 from radixkv.core.tree import GPU, Node
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ def check(state: State, acquires: Acquires, books: Books) -> None:
     nodes = _nodes(state)
     _check_shape(state, nodes)
     _check_locks(state, nodes)
+    _check_pins(state, nodes)
     _check_candidates(state, nodes)
+    _check_counts(state, nodes)
     _check_blocks(state, nodes)
     _check_leases(state)
     _check_contents(state, nodes)
@@ -43,11 +47,13 @@ def _all_leases(state: State) -> list[Lease]:
 def _check_shape(state: State, nodes: list[Node]) -> None:
     block = state.block_bytes
     for node in nodes:
-        assert node.num_blocks > 0 and len(node.tokens) == node.num_blocks * block, "ragged edge"
+        assert node.num_blocks > 0 and len(node.tokens) % block == 0, "ragged edge"
         assert len(node.tokens) <= state.index.max_edge_bytes or node.num_blocks == 1, "long edge"
         assert node.parent is not None
         assert node.children is None or len(node.children), "empty children"
-        assert all(len(ids) == node.num_blocks for ids in node.residency)
+        longest = max(map(len, node.residency))
+        assert longest == node.num_blocks or node.locks or node.pins, "an edge without blocks"
+        assert longest <= node.num_blocks, "more blocks than tokens"
         for child in node.children or ():
             assert child.parent is node and child.detached == node.detached, "wrong parent"
         if not node.detached:
@@ -62,7 +68,9 @@ def _check_shape(state: State, nodes: list[Node]) -> None:
 
 def _check_locks(state: State, nodes: list[Node]) -> None:
     ends = Counter(id(lease.node) for lease in _all_leases(state))
-    ends.update(id(node) for node in state.pool.copy_locks())
+    ends.update(id(node) for node in state.copies.locked_nodes())
+    ends.update(id(node) for node in state.offload.locked_nodes())
+    ends.update(id(load.node) for load in state.onboard.loads)
     roots = [tree.root for tree in state.index.trees.values()]
     locked_children = Counter(id(node.parent) for node in nodes if node.locks)
     for node in nodes + roots:
@@ -73,17 +81,49 @@ def _check_locks(state: State, nodes: list[Node]) -> None:
     assert known.issuperset(ends), "a lease ends at a node that is gone"
 
 
+def _check_pins(state: State, nodes: list[Node]) -> None:
+    ends = Counter(id(node) for node in state.pins.nodes())
+    roots = [tree.root for tree in state.index.trees.values()]
+    pinned_children = Counter(id(node.parent) for node in nodes if node.pins)
+    for node in nodes + roots:
+        assert node.pins == ends[id(node)] + pinned_children[id(node)], "count of pins"
+
+
 def _check_candidates(state: State, nodes: list[Node]) -> None:
-    for node in nodes:
-        candidate = node.children is None and not node.locks
-        assert bool(node.entry) == candidate, "eviction frontier is wrong"
+    for place in state.index.places:
+        at = place.place
+        for node in nodes:
+            below = [child for child in node.children or () if child.residency[at]]
+            if node.children is not None and not node.detached:
+                assert node.children.resident[at] == len(below), "count of resident children"
+            assert not below or len(node.residency[at]) == node.num_blocks, "a hole in a prefix"
+            free = not (node.locks or node.pins or node.detached)
+            candidate = bool(free and node.residency[at] and not below)
+            assert (node in place.policy) == candidate, "eviction frontier is wrong"
+            unclean = state.index.covered(node, at) < len(node.residency[at])
+            wanted = place.has_slower and candidate and unclean
+            assert (node in place.unclean) == wanted, "frontier of unclean blocks is wrong"
+
+
+def _check_counts(state: State, nodes: list[Node]) -> None:
+    for place in state.index.places:
+        locked = pinned = cached = clean = 0
+        for node in nodes:
+            count = len(node.residency[place.place])
+            if node.locks:
+                locked += count
+            elif node.pins:
+                pinned += count
+            else:
+                cached += count
+                if place.has_slower:
+                    clean += min(count, state.index.covered(node, place.place))
+        counted = (place.num_locked, place.num_pinned, place.num_cached, place.num_clean)
+        assert counted == (locked, pinned, cached, clean), f"counts of {place.place.name}"
 
 
 def _check_blocks(state: State, nodes: list[Node]) -> None:
     owners: Counter[int] = Counter()
-    locked = sum(node.num_blocks for node in nodes if node.locks)
-    cached = sum(node.num_blocks for node in nodes if not node.locks)
-    assert (state.index.num_locked, state.index.num_cached) == (locked, cached), "tree counts"
     for node in nodes:
         owners.update(node.residency[GPU])
     for session in state.sessions.values():
@@ -98,12 +138,21 @@ def _check_blocks(state: State, nodes: list[Node]) -> None:
         assert held <= state.max_private, "session over its cap"
         owners.update(own)
         owners.update(session.reserve)
-    owners.update(state.pool.parked)
-    owners.update(state.allocator.free_ids())
+    owners.update(state.owned_ids(Place.GPU))
+    _check_owners(state.gpu.pool, owners)
+    for place in state.index.places[1:]:
+        owners = Counter(block for node in nodes for block in node.residency[place.place])
+        owners.update(state.owned_ids(place.place))
+        _check_owners(place.pool, owners)
+
+
+def _check_owners(pool: BlockPool, owners: Counter[int]) -> None:
+    """`owners` are the blocks in the tree or in somebody's hands."""
+    owners.update(pool.parked)
+    owners.update(pool.free_ids())
     assert all(count == 1 for count in owners.values()), "a block in two states"
-    assert set(owners) == set(range(1, state.config.num_blocks + 1)), "a block in no state"
-    free = set(state.allocator.free_ids())
-    assert not free.intersection(state.pool.busy), "a free block has a copy in flight"
+    assert set(owners) == set(range(1, pool.num_blocks + 1)), "a block in no state"
+    assert not set(pool.free_ids()).intersection(pool.busy), "a free block is busy"
 
 
 def _check_leases(state: State) -> None:

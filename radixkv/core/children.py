@@ -19,11 +19,15 @@ SMALL = 64
 
 
 class Children:
-    """Maps a first block (bytes) to a node. A bisected list up to SMALL, a sorted dict above."""
+    """Maps a first block (bytes) to a node. A bisected list up to SMALL, a sorted dict above.
 
-    __slots__ = ("_keys", "_nodes", "_large")
+    `resident` counts, per place, the children that have blocks there; the prefix index keeps it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_keys", "_nodes", "_large", "resident")
+
+    def __init__(self, num_places: int) -> None:
+        self.resident = [0] * num_places
         self._keys: list[bytes] = []
         self._nodes: list[Node] = []
         self._large: SortedDict | None = None

@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from radixkv.core.errors import InvalidArgument
 from radixkv.core.results import ContentRange
+from radixkv.core.tier_ops import ContentPiece
 from radixkv.core.tokens import TOKEN_BYTES
 
 MAX_CONTENT_ID_BYTES = 64
@@ -191,6 +192,46 @@ class ContentTable:
         mixed = seeds[inverse] + offsets * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(32)
         values[where] = -1 - (mixed & np.uint64(0x7FFFFFFF)).astype(np.int64)
+        return values.tobytes()
+
+    def pieces(self, tokens: bytes) -> tuple[ContentPiece, ...]:
+        """The runs of interned ids in `tokens`, as what a record says of them."""
+        if not self._by_id:
+            return ()
+        values = np.frombuffer(tokens, "<i4")
+        found: list[ContentPiece] = []
+        for start in np.flatnonzero(values < 0).tolist():
+            token_id = -int(values[start])
+            content = self._by_first.peekitem(self._by_first.bisect_right(token_id) - 1)[1]
+            offset = token_id - content.first
+            last = found[-1] if found else None
+            if last is not None and (last.content_id, last.offset + last.length) == (
+                content.content_id, offset,
+            ) and last.start + last.length == start:  # fmt: skip
+                found[-1] = last._replace(length=last.length + 1)
+            else:
+                found.append(ContentPiece(content.content_id, content.length, offset, start, 1))
+        return tuple(found)
+
+    def intern(self, tokens: bytes, pieces: Sequence[ContentPiece]) -> bytes | None:
+        """`tokens` of a record with this table's ids where its content is; None if it cannot be.
+
+        The contents have no reference yet: count the tokens at once.
+        """
+        values = np.frombuffer(tokens, "<i4").copy()
+        for piece in pieces:
+            item = ContentRange(0, piece.content_length, piece.content_id)
+            content = self._content(item, intern=True)
+            if content is None:
+                for other in pieces:  # those just interned have no reference
+                    known = self._by_id.get(other.content_id)
+                    if known is not None and not known.refs:
+                        self.refer(known, 0)
+                return None
+            first = content.first + piece.offset
+            values[piece.start : piece.start + piece.length] = -np.arange(
+                first, first + piece.length
+            )
         return values.tobytes()
 
     def references(self) -> dict[bytes, int]:

@@ -1,9 +1,10 @@
-"""The eviction frontier and the policies that order it.
+"""The eviction frontier of a place and the policies that order it.
 
-Only a leaf without locks may lose blocks, from its tail, so what is cached is always a usable
-prefix. Those leaves are the candidates. The prefix index tells a policy when a node becomes a
-candidate (`add`) or stops being one (`discard`), and what happens to nodes (`on_insert`,
-`on_touch`, `on_evict`); `pick` names the candidate to shrink next.
+Only a node without locks and pins, and without a child in the same place, may lose blocks there,
+from its tail, so what is resident is always a usable prefix. Those nodes are the candidates. The
+prefix index tells a policy when a node becomes a candidate (`add`) or stops being one (`discard`),
+and what happens to nodes (`on_insert`, `on_touch`, `on_evict`); `pick` names the candidate to
+shrink next.
 
 Candidates are never touched: a touch comes with a lock, and a lock discards.
 """
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """Orders the candidates of one pool."""
+    """Orders the candidates of one place."""
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether `node` is a candidate."""
 
     def add(self, node: Node) -> None:
-        """`node` became an unlocked leaf."""
+        """`node` is a candidate; it may have been one before."""
 
     def discard(self, node: Node) -> None:
         """`node` is not a candidate (any more); it may never have been one."""
@@ -42,47 +46,48 @@ class Policy(Protocol):
 
 
 class Lru:
-    """Least recently touched leaf first: a lazy heap, O(log n) amortized per candidate.
+    """Lowest priority first, then least recently touched: a lazy heap, O(log n) per candidate.
 
-    `node.entry` holds the serial number of the node's live heap entry; others are stale. Stale
+    `_serials` holds the serial number of each candidate's live heap entry; others are stale. Stale
     entries never outnumber live ones by more than SLACK.
     """
 
     SLACK = 64
-    __slots__ = ("_heap", "_serial", "_live")
+    __slots__ = ("_heap", "_serial", "_serials")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Node]] = []
+        self._heap: list[tuple[int, int, int, Node]] = []
         self._serial = 0
-        self._live = 0
+        self._serials: dict[Node, int] = {}
 
     def __len__(self) -> int:
-        return self._live
+        return len(self._serials)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._serials
 
     def add(self, node: Node) -> None:
         """See Policy."""
-        if node.entry:
+        serials = self._serials
+        if node in serials:
             return
         self._serial += 1
-        node.entry = self._serial
-        self._live += 1
-        heappush(self._heap, (node.touched, self._serial, node))
-        if len(self._heap) > 2 * self._live + self.SLACK:
-            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
+        serials[node] = self._serial
+        heappush(self._heap, (node.marks.priority, node.touched, self._serial, node))
+        if len(self._heap) > 2 * len(serials) + self.SLACK:
+            self._heap = [entry for entry in self._heap if serials.get(entry[3]) == entry[2]]
             heapify(self._heap)
 
     def discard(self, node: Node) -> None:
         """See Policy."""
-        if node.entry:
-            node.entry = 0
-            self._live -= 1
+        self._serials.pop(node, None)
 
     def pick(self) -> Node | None:
         """See Policy."""
         heap = self._heap
         while heap:
-            _, serial, node = heap[0]
-            if node.entry == serial:
+            _, _, serial, node = heap[0]
+            if self._serials.get(node) == serial:
                 return node
             heappop(heap)
         return None

@@ -32,7 +32,7 @@ def fork(
         table = parent.table[: parent.committed]
         if rest:
             table.append(tails[number])
-            copies.append(state.pool.start_copy(tail_block, tails[number], rest, None))
+            copies.append(state.copies.start(tail_block, tails[number], rest, None))
         _add_child(state, parent, child_id, table, parent.pending[: rest * TOKEN_BYTES])
     state.counters.forks += len(child_ids)
     state.counters.copied_blocks += len(copies)
@@ -65,6 +65,6 @@ def _add_child(state: State, parent: Lease, child_id: int, table: array, pending
     parent.session.leases[child_id] = Lease(
         parent.session, child_id, parent.node, table, parent.committed, parent.published,
         pending, parent.cacheable, parent.placeholders, parent.contents,
-        list(parent.holdings),
+        list(parent.holdings), marks=parent.marks,
     )  # fmt: skip
     state.index.lock(parent.node)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from radixkv.core.content import Content
-from radixkv.core.results import AcquireRequest
-from radixkv.core.tree import Node
+from radixkv.core.results import AcquireRequest, OnboardReason
+from radixkv.core.tier_ops import Place
+from radixkv.core.tree import NO_MARKS, Marks, Node
+
+if TYPE_CHECKING:
+    from radixkv.core.onboard import Load
+    from radixkv.core.probing import Question
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +34,8 @@ class Lease:
     table: block ids in order, append-only but for Trim. The first `committed` are sealed; those
     behind them are private. `published` of the committed ones are the path to `node`, which is
     locked. `pending` are the known tokens behind the committed ones. Nothing at or behind token
-    `cacheable` may be published.
+    `cacheable` may be published. What it publishes gets `marks`. Until its first `prompt_tokens`
+    are committed, the time since `timed_ms` tells how fast its worker computes.
     """
 
     session: Session
@@ -44,6 +51,9 @@ class Lease:
     holdings: list[Holding] = field(default_factory=list)
     followers: list[Waiter] | None = None
     flight_key: bytes | None = None
+    marks: Marks = NO_MARKS
+    prompt_tokens: int = 0
+    timed_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +61,12 @@ class Waiter:
     """A waiting Acquire. It holds no block and no lock.
 
     `arrival` numbers Acquires in the order they came. While `leader` is set it waits for that lease
-    to commit `goal` blocks (until `flight_deadline_ms`), else for room (until `room_deadline_ms`).
+    to commit `goal` blocks (until `flight_deadline_ms`); while `load` is, for blocks on their way
+    to the gpu, or for the remote's answer (until `load_deadline_ms`); else for room (until
+    `room_deadline_ms`; from `drop_at_ms` on by dropping what has no copy below).
+
+    held_before: bytes of its prompt on the gpu when it last waited for a load, -1 = never.
+    onboarded: blocks brought up for it. on_remote: what the remote has of it, once it was asked.
     """
 
     session: Session
@@ -67,6 +82,13 @@ class Waiter:
     session_full: bool = False
     shortage: str = "others are waiting for room"
     done: bool = False
+    load: Load | Question | None = None
+    load_deadline_ms: int | None = None
+    drop_at_ms: int | None = None
+    held_before: int = -1
+    onboarded: dict[Place, int] = field(default_factory=dict)
+    on_remote: tuple[bytes, ...] | None = None
+    reason: OnboardReason | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -37,6 +37,8 @@ def explain(
     nearest = tree.nearest(match, tokens)
     if nearest is None:
         return Miss(MissKind.ENDS, at // TOKEN_BYTES)
+    if nearest.shared >= block_bytes:
+        return Miss(MissKind.EVICTED, at // TOKEN_BYTES)  # from the gpu, not from below it
     shared = nearest.shared - nearest.shared % TOKEN_BYTES
     start = nearest.block_index * block_bytes + shared
     return Miss(

@@ -1,50 +1,27 @@
-"""All trees of one pool: locks, recency, eviction, and the count of locked and cached blocks.
+"""All trees: how they grow, change shape, and lose blocks; see `residency` for who may lose them.
 
-Theory of operation
-    A node is *locked* while a lease or a copy ends at it or below it, else *cached*. Locks are
-    counted where they end; a node passes one lock to its parent while it has any itself, so taking
-    a second lease on a locked path costs O(1), and a path is locked exactly from its deepest lock
-    to the root. Cached leaves are the policy's candidates.
-    Invalidation takes cached nodes out at once; locked ones are *detached*: nobody finds them,
-    they are freed with their last lock.
-Invariants (check.py): locks = ends here + locked children; an unlocked node has no locked child;
-    candidates = unlocked leaves; num_locked and num_cached add up over all nodes.
-It must not know: sessions, what a lease may do, time.
+Invalidation takes unlocked nodes out at once; locked ones are *detached*: nobody finds them, their
+gpu blocks are freed with their last lock.
 """
 
 from __future__ import annotations
 
 from array import array
 
-from radixkv.core.allocator import BlockAllocator
-from radixkv.core.evicted import EvictedDigests
-from radixkv.core.eviction import make_policy
-from radixkv.core.results import CacheConfig
-from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree import GPU, Match, Node, Tree
+from radixkv.core.residency import Residency
+from radixkv.core.tier_ops import Place
+from radixkv.core.tree import GPU, NO_MARKS, Marks, Match, Node, Tree
 
 
-class PrefixIndex:
+class PrefixIndex(Residency):
     """The trees by namespace, and the blocks in them."""
-
-    def __init__(self, config: CacheConfig, allocator: BlockAllocator) -> None:
-        self.block_bytes = config.block_size * TOKEN_BYTES
-        self.max_edge_bytes = max(config.max_edge_tokens * TOKEN_BYTES, self.block_bytes)
-        self.trees: dict[bytes, Tree] = {}
-        self.policy = make_policy(config.eviction)
-        self.evicted = EvictedDigests(config.max_evicted_digests)
-        self.num_locked = 0
-        self.num_cached = 0
-        self.num_evicted = 0
-        self.detached: set[Node] = set()
-        self._allocator = allocator
-        self.clock = 0
 
     def tree(self, namespace: bytes) -> Tree:
         """The tree of a namespace, made if need be; dropped when nothing is in it."""
         tree = self.trees.get(namespace)
         if tree is None:
-            tree = self.trees[namespace] = Tree(namespace, self.block_bytes)
+            tree = Tree(namespace, self.block_bytes, len(self.places))
+            self.trees[namespace] = tree
         return tree
 
     def hold(self, tree: Tree) -> None:
@@ -57,99 +34,102 @@ class PrefixIndex:
         if not tree.root.locks:
             self._drop_if_empty(tree)
 
-    # ---- locks and recency ------------------------------------------------------------------
+    # ---- shape ------------------------------------------------------------------------------
 
-    def lock(self, node: Node) -> None:
-        """Keep the path to `node` from eviction. O(nodes not locked before)."""
-        step: Node | None = node
-        while step is not None:
-            step.locks += 1
-            if step.locks > 1:
-                return
-            count = len(step.residency[GPU])
-            self.num_locked += count
-            self.num_cached -= count
-            if step.entry:
-                self.policy.discard(step)
-            step = step.parent
+    def on_gpu(self, match: Match) -> Match:
+        """The part of a match whose blocks are on the gpu. O(nodes that are not)."""
+        node, inside, length = match
+        held = len(node.residency[GPU]) * self.block_bytes
+        while held < inside:
+            if held or node.parent is None:
+                return Match(node, held, length - inside + held)
+            length -= inside
+            node = node.parent
+            inside = len(node.tokens)
+            held = len(node.residency[GPU]) * self.block_bytes
+        return Match(node, inside, length)
 
-    def unlock(self, node: Node) -> None:
-        """Undo one `lock(node)`. Detached nodes without locks are freed."""
-        step: Node | None = node
-        while step is not None:
-            assert step.locks > 0
-            step.locks -= 1
-            if step.locks:
-                return
-            parent = step.parent
-            if step.detached:
-                self._free_detached(step)
-            else:
-                count = len(step.residency[GPU])
-                self.num_locked -= count
-                self.num_cached += count
-                if step.children is None:
-                    if parent is None:
-                        self._drop_if_empty(step.tree)
-                    else:
-                        self.policy.add(step)
-            step = parent
-
-    def _free_detached(self, node: Node) -> None:
-        self.num_locked -= node.num_blocks
-        self.detached.discard(node)
-        assert node.parent is not None
-        siblings = node.parent.children
-        if siblings is not None and siblings.get(node.tokens[: self.block_bytes]) is node:
-            node.tree.unlink(node)  # unless it was the top of what was invalidated with it
-        self._remove_blocks(node, 0)
-        node.tree.num_nodes -= 1
-
-    def touch(self, node: Node) -> None:
-        """Make the whole path to `node` the most recently used. O(nodes on the path)."""
-        self.clock += 1
-        clock = self.clock
-        step: Node | None = node
-        while step is not None:
-            step.touched = clock
-            step = step.parent
-        self.policy.on_touch(node)
+    def resident(self, match: Match) -> Match:
+        """The part of a match whose blocks are in any place. O(nodes that are not)."""
+        node, inside, length = match
+        held = max(map(len, node.residency)) * self.block_bytes
+        while held < inside:
+            if held or node.parent is None:
+                return Match(node, held, length - inside + held)
+            length -= inside
+            node = node.parent
+            inside = len(node.tokens)
+            held = max(map(len, node.residency)) * self.block_bytes
+        return Match(node, inside, length)
 
     def settle(self, match: Match) -> Node:
         """A node that ends where `match` ends, splitting if need be."""
         node, inside, _ = match
         if inside == len(node.tokens):
             return node
-        return node.tree.split(node, inside)
+        return self.split(node, inside)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut the edge of `node` after `at` bytes; returns the new upper node."""
+        upper = node.tree.split(node, at)
+        self.expiry.note(upper)
+        if self.tiered:
+            self.refresh(node)
+            self.refresh(upper)
+        return upper
+
+    def join_up(self, node: Node) -> None:
+        """Merge an unlocked, unbranched chain of equal recency upwards, up to the edge cap."""
+        while (
+            (parent := node.parent) is not None
+            and parent.parent is not None
+            and not (node.locks or parent.locks or node.pins or parent.pins or node.detached)
+            and parent.children is not None
+            and len(parent.children) == 1
+            and parent.touched == node.touched
+            and parent.marks == node.marks
+            and len(parent.tokens) + len(node.tokens) <= self.max_edge_bytes
+        ):
+            if self.tiered:
+                self._not_candidate(parent)
+                self._not_candidate(node)
+            node.tree.join(node)
+            self.refresh(node)
 
     # ---- growth -----------------------------------------------------------------------------
 
-    def insert(self, start: Node, tokens: bytes, ids: array, own_end: bool) -> tuple[Node, int]:
-        """Publish blocks behind `start`; returns (end node, leading blocks the tree had already).
+    def insert(
+        self, start: Node, tokens: bytes, ids: array, own_end: bool, marks: Marks = NO_MARKS
+    ) -> tuple[Node, int]:
+        """Publish gpu blocks behind `start`; returns (end node, leading blocks that were on gpu).
 
-        The tree keeps blocks it has; the caller keeps its own copies of those. The others now
-        belong to the tree, unlocked until the caller locks the end node. With `own_end` the caller
-        holds the only lock at `start` and a leaf grows in place.
+        The tree keeps blocks it has there; the caller keeps its own copies of those. The others now
+        belong to the tree, unlocked until the caller locks the end node. `start` is on the gpu up
+        to its end. With `own_end` the caller holds the only lock at `start` and a leaf grows in
+        place. Only what is new to every place gets `marks`.
         """
-        tree = start.tree
-        node, at = start, 0
+        node, at, duplicates = start, 0, 0
         while at < len(tokens) and node.children is not None:
             child = node.children.get(tokens[at : at + self.block_bytes])
             if child is None:
                 break
-            match = tree.match_edge(child, tokens, at)
-            at += match
+            match = node.tree.match_edge(child, tokens, at)
             if match < len(child.tokens):
-                node = tree.split(child, match)
-                break
+                child = self.split(child, match)
+            held = len(child.residency[GPU])
+            duplicates += held
+            if held < child.num_blocks:
+                first = at // self.block_bytes
+                self.gain(child, Place.GPU, ids[first + held : first + child.num_blocks])
+            at += match
             node = child
-        duplicates = at // self.block_bytes
         if at < len(tokens):
-            grows = own_end and node is start and node.children is None and node.parent is not None
-            node = self._append(node, tokens[at:], ids[duplicates:], grows)
+            grows = own_end and node is start and node.children is None
+            grows = grows and node.parent is not None and node.marks == marks
+            node = self._append(node, tokens[at:], ids[at // self.block_bytes :], grows, marks)
         return node, duplicates
 
-    def _append(self, node: Node, tokens: bytes, ids: array, grows: bool) -> Node:
+    def _append(self, node: Node, tokens: bytes, ids: array, grows: bool, marks: Marks) -> Node:
         tree = node.tree
         if len(tree.contents):
             tree.contents.count(tokens, 1)
@@ -159,117 +139,98 @@ class PrefixIndex:
             at = max(at - at % self.block_bytes, 0)
             if at:
                 node.tokens += tokens[:at]
-                node.residency[GPU].extend(ids[: at // self.block_bytes])
-                self.num_locked += at // self.block_bytes
-                self.policy.on_insert(node)
+                self.gain(node, Place.GPU, ids[: at // self.block_bytes])
+                self.gpu.policy.on_insert(node)
         while at < len(tokens):
             end = min(len(tokens), at + self.max_edge_bytes)
             end -= (end - at) % self.block_bytes
-            part = ids[at // self.block_bytes : end // self.block_bytes]
-            if node.entry:
-                self.policy.discard(node)
-            node = tree.add_child(node, tokens[at:end], (part,))
-            self.num_cached += len(part)
-            self.policy.on_insert(node)
-            self.policy.add(node)
+            node = tree.add_child(node, tokens[at:end], tree.nowhere())
+            node.marks = marks
+            self.expiry.note(node)
+            self.gain(node, Place.GPU, ids[at // self.block_bytes : end // self.block_bytes])
+            self.gpu.policy.on_insert(node)
             at = end
         return node
 
-    def join_up(self, node: Node) -> None:
-        """Merge an unlocked, unbranched chain of equal recency upwards, up to the edge cap."""
-        while (
-            (parent := node.parent) is not None
-            and parent.parent is not None
-            and not node.locks
-            and not parent.locks
-            and not node.detached
-            and parent.children is not None
-            and len(parent.children) == 1
-            and parent.touched == node.touched
-            and len(parent.tokens) + len(node.tokens) <= self.max_edge_bytes
-        ):
-            node.tree.join(node)
-
     # ---- removal ----------------------------------------------------------------------------
 
-    def evict(self, count: int) -> int:
+    def evict(self, place: Place, count: int, may_drop: bool = True) -> int:
         """Free up to `count` cached blocks, deepest of the policy's pick first; returns how many.
 
-        O(log candidates) per leaf that shrinks, O(prefix bytes) per branch.
+        Without `may_drop` it stops at the first pick of which a slower place should have a copy
+        first (`unclean`). O(log candidates) per node that shrinks, O(prefix bytes) per branch.
         """
+        state = self.places[place]
+        policy = state.policy
         freed = 0
         lost: tuple[Node, bytes] | None = None  # a branch's new end, and the block behind it
         while freed < count:
-            node = self.policy.pick()
-            if node is None:
+            node = policy.pick()
+            if node is None or (not may_drop and node in state.unclean):
                 break
             if lost is not None and lost[0] is not node:
                 self.evicted.add(*lost)
-            held = len(node.residency[GPU])
+                lost = None
+            held = len(node.residency[place])
             kept = max(held - (count - freed), 0)
             freed += held - kept
-            self.policy.on_evict(node, held - kept)
-            at = kept * self.block_bytes
-            block = node.tree.contents.canonical(node.tokens[at : at + self.block_bytes])
-            if kept:
-                lost = node, block
-                self._remove_blocks(node, kept)
-            else:
-                assert node.parent is not None
-                lost = node.parent, block
-                self._remove_leaf(node)
+            policy.on_evict(node, held - kept)
+            if node in state.unclean:
+                state.num_dropped += held - max(kept, self.covered(node, place))
+            lost = self.shrink(node, place, kept) or lost
         if lost is not None:
             self.evicted.add(*lost)
-        self.num_cached -= freed
-        self.num_evicted += freed
+        state.num_evicted += freed
         return freed
 
-    def _remove_leaf(self, node: Node) -> None:
-        parent, tree = node.parent, node.tree
-        assert parent is not None and node.children is None and not node.locks
-        self.policy.discard(node)
-        tree.unlink(node)
-        tree.num_nodes -= 1
-        self._remove_blocks(node, 0)
-        if parent.children is None and not parent.locks:
-            if parent.parent is None:
-                self._drop_if_empty(tree)
-            else:
-                self.policy.add(parent)
+    def cut(self, place: Place, node: Node, at: int) -> None:
+        """Block `at` of the edge is not what it should be in `place`: forget it, and all below."""
+        if node.detached or len(node.residency[place]) <= at:
+            return
+        subtree, todo = [], list(node.children or ())
+        while todo:
+            step = todo.pop()
+            if step.residency[place]:
+                subtree.append(step)
+                todo.extend(step.children or ())
+        for step in reversed(subtree):
+            self.shrink(step, place, 0)
+        self.shrink(node, place, at)
 
-    def _remove_blocks(self, node: Node, kept: int) -> None:
-        kept_bytes = kept * self.block_bytes
-        for ids in node.residency:
-            self._allocator.put(ids[kept:])
-            del ids[kept:]
-        contents = node.tree.contents
-        if len(contents):
-            contents.count(node.tokens[kept_bytes:], -1)
-        node.tokens = node.tokens[:kept_bytes]
+    def remove_subtree(self, top: Node) -> list[int]:
+        """Invalidate `top` and all below it, none of which is pinned.
 
-    def _drop_if_empty(self, tree: Tree) -> None:
-        if tree.root.children is None and not tree.root.locks:
-            self.trees.pop(tree.namespace, None)
-
-    def remove_subtree(self, top: Node) -> tuple[int, int]:
-        """Invalidate `top` and all below it: (blocks freed now, blocks detached)."""
+        Returns the blocks freed now in each place, then the gpu blocks detached.
+        """
         assert top.parent is not None
         subtree, todo = [], [top]
         while todo:
             node = todo.pop()
             subtree.append(node)
             todo.extend(node.children or ())
-        removed = detached = 0
+        counts = [0] * (len(self.places) + 1)
         for node in reversed(subtree):
-            count = node.num_blocks
+            for place in range(len(self.places) - 1, GPU, -1):
+                counts[place] += len(node.residency[place])
+                self.shrink(node, Place(place), 0)
+            held = len(node.residency[GPU])
             if node.locks:
-                node.detached = True
-                self.detached.add(node)
-                detached += count
+                counts[-1] += held
             else:
-                removed += count
-                self.num_cached -= count
-                self._remove_leaf(node)
-        if top.detached:
-            top.tree.unlink(top)
-        return removed, detached
+                counts[GPU] += held
+                self.shrink(node, Place.GPU, 0)
+        if top.locks:
+            self._detach(top)
+        return counts
+
+    def _detach(self, top: Node) -> None:
+        """Nobody finds `top` and what is left below it, all locked, from now on."""
+        if top.residency[GPU]:
+            self._left(top, Place.GPU)
+        top.tree.unlink(top)
+        todo = [top]
+        while todo:
+            node = todo.pop()
+            node.detached = True
+            self.detached.add(node)
+            todo.extend(node.children or ())

@@ -32,6 +32,24 @@ class ReleaseReason(Enum):
     CONVERSATION_OVER = 3
 
 
+class OnboardReason(Enum):
+    """Why blocks below the gpu were brought up or not; names equal those on the wire."""
+
+    LOADED = 0
+    BEST_EFFORT = 1
+    BREAK_EVEN = 2
+    TIMEOUT = 3
+    FAILED = 4
+    NO_ROOM = 5
+
+
+class Retention(NamedTuple):
+    """How long blocks are kept, alike in every place: lower priority goes first; 0 ms = no TTL."""
+
+    priority: int = 0
+    ttl_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ContentRange:
     """Tokens [start, start + length) stand for one piece of content (an image, say)."""
@@ -83,6 +101,18 @@ class AcquireRequest(NamedTuple):
     capacity_wait_ms: int = 0
     wait_ms: int = 0
     resumed: bool = False
+    tags: tuple[str, ...] = ()
+    retention: Retention | None = None
+
+
+class Onboarded(NamedTuple):
+    """What was done about tokens that lay below the gpu: brought up by place, or left, and why."""
+
+    reason: OnboardReason
+    cpu_tokens: int
+    nvme_tokens: int
+    remote_tokens: int
+    left_tokens: int
 
 
 class Acquired(NamedTuple):
@@ -99,6 +129,7 @@ class Acquired(NamedTuple):
     miss: Miss
     waited_ms: int
     copies: tuple[CopyOp, ...] = ()
+    onboarding: Onboarded | None = None
 
 
 class Waiting(NamedTuple):
@@ -123,10 +154,48 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:
-    """Blocks freed now, and blocks that live leases keep until they end."""
+    """Blocks of the gpu freed now, and those that live leases keep until they end; those below.
+
+    With a ticket, nothing of it can come back once `InvalidateEnded` tells its end.
+    """
 
     removed_blocks: int
     leased_blocks: int
+    cpu_blocks: int = 0
+    nvme_blocks: int = 0
+    remote_blocks: int = 0
+    ticket: int = 0
+
+
+class InvalidateEnded(NamedTuple):
+    """Event: all records of an Invalidate are erased but for `failed_erasures`."""
+
+    ticket: int
+    failed_erasures: int
+
+
+class PrefetchStarted(NamedTuple):
+    """Tokens on the gpu and on their way there; why not more. Handle 0: nothing to wait for."""
+
+    handle: int
+    cached_tokens: int
+    loading_tokens: int
+    reason: OnboardReason
+
+
+class PrefetchEnded(NamedTuple):
+    """Event: a prefetch is over."""
+
+    handle: int
+    loaded_tokens: int
+    failed_tokens: int
+
+
+class Pinned(NamedTuple):
+    """A pin on the leading `pinned_tokens` of what was asked for; 0 tokens: no pin, id 0."""
+
+    pin_id: int
+    pinned_tokens: int
 
 
 class AcquireAnswered(NamedTuple):
@@ -145,7 +214,7 @@ class Pressure:
     num_blocks: int
 
 
-Event = AcquireAnswered | Pressure
+Event = AcquireAnswered | Pressure | InvalidateEnded | PrefetchEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +244,17 @@ class CacheConfig:
     max_leases: int = 16_384  # of one session
     max_tokens: int = 2_097_152  # of one sequence
     eviction: str = "lru"
+    cpu_blocks: int = 0
+    nvme_blocks: int = 0
+    remote: bool = False
+    write_policy: str = "write_back"
+    low_watermark: float = 0.05  # part of a place that is kept free or clean ...
+    high_watermark: float = 0.10  # ... and how much of it, once that was not so
+    onboarding: str = "wait"
+    onboard_timeout_ms: int = 1000  # for onboarding "timeout"
+    eviction_wait_ms: int = 1000  # an Acquire waits so long for copies down before blocks are lost
+    break_even: bool = True
+    max_pinned: float = 0.5  # part of a place that pins may hold
 
 
 @dataclass(slots=True)
@@ -199,6 +279,8 @@ class Counters:
     exhausted: int = 0
     waits: int = 0
     pressure_events: int = 0
+    dropped_blocks: int = 0
+    break_even_acquires: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from radixkv.core.results import Committed, ContentRange
 from radixkv.core.state import State
 from radixkv.core.tokens import TOKEN_BYTES, check_tokens
 
+MIN_TIMED_TOKENS = 64  # fewer say more about the round trip than about the computation
+
 
 def commit(
     state: State,
@@ -20,6 +22,7 @@ def commit(
     tokens: bytes,
     blocks: Sequence[int],
     contents: Sequence[ContentRange],
+    now_ms: int,
 ) -> Committed:
     """See Cache.commit."""
     _check(state, lease, upto, tokens, blocks)
@@ -34,11 +37,23 @@ def commit(
     lease.session.reserve.difference_update(blocks)
     lease.session.private_blocks += len(blocks)
     lease.table.extend(blocks)
+    before = lease.committed
     duplicates = _seal(state, lease, upto // state.block_size)
+    _time_prefill(state, lease, before, now_ms)
     flight.register(lease)
     state.counters.commits += 1
     state.on_progress(lease, False)
     return Committed(lease.published * state.block_size, duplicates)
+
+
+def _time_prefill(state: State, lease: Lease, before: int, now_ms: int) -> None:
+    """Learn from commits of the prompt how fast this worker computes."""
+    tokens = (lease.committed - before) * state.block_size
+    if not now_ms or not tokens:
+        return
+    if tokens >= MIN_TIMED_TOKENS and lease.committed * state.block_size <= lease.prompt_tokens:
+        state.transfers.costs.prefilled(tokens, (now_ms - lease.timed_ms) / 1000)
+    lease.timed_ms = now_ms
 
 
 def _check(state: State, lease: Lease, upto: int, tokens: bytes, blocks: Sequence[int]) -> None:
@@ -83,13 +98,14 @@ def _seal(state: State, lease: Lease, full: int) -> int:
 
 def _publish(state: State, lease: Lease, tokens: bytes, ids: array) -> int:
     index, start = state.index, lease.node
-    end, duplicates = index.insert(start, tokens, ids, own_end=start.locks == 1)
+    end, duplicates = index.insert(start, tokens, ids, start.locks == 1, lease.marks)
     if end is not start:
         index.lock(end)
         index.unlock(start)
         lease.node = end
-    state.pool.publish(ids[duplicates:], end)
+    state.copies.publish(ids[duplicates:], end)
     index.touch(end)
+    state.offload.published(end)
     lease.session.private_blocks -= len(ids) - duplicates
     return duplicates
 

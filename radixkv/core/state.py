@@ -6,17 +6,28 @@ from array import array
 from collections.abc import Callable
 
 from radixkv.core import flight
-from radixkv.core.allocator import BlockAllocator
-from radixkv.core.blocks import BlockPool
+from radixkv.core.copies import Copies
+from radixkv.core.erasing import Erasing
 from radixkv.core.errors import AlreadyExists, Exhausted, InvalidArgument, NotFound, TooLarge
 from radixkv.core.lease import Holding, Lease, Session
+from radixkv.core.offload import Offload
+from radixkv.core.onboard import Onboard
+from radixkv.core.pins import Pins
+from radixkv.core.prefetch import Prefetches
 from radixkv.core.prefix_index import PrefixIndex
+from radixkv.core.probing import Probing
 from radixkv.core.results import CacheConfig, Counters, Event
+from radixkv.core.tier_ops import Place
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.transfers import Transfers
 
 
 class SessionFull(Exhausted):
     """This session's own cap is reached; others are not affected."""
+
+
+class Unclean(Exhausted):
+    """There is room, once copies of cached blocks have gone down."""
 
 
 class State:
@@ -28,13 +39,31 @@ class State:
         self.block_bytes = config.block_size * TOKEN_BYTES
         self.max_private = config.max_private_blocks or config.num_blocks
         self.max_reserve = config.max_reserve_blocks or max(config.num_blocks // 8, 1)
-        self.allocator = BlockAllocator(config.num_blocks)
-        self.index = PrefixIndex(config, self.allocator)
-        self.pool = BlockPool(self.allocator, self.index)
-        self.counters = Counters()
+        self.index = PrefixIndex(config)
+        self.gpu = self.index.gpu
+        self.copies = Copies(self.index)
+        self.transfers = Transfers(self.index)
         self.sessions: dict[int, Session] = {}
         self.events: list[Event] = []
+        self.counters = Counters()
+        self.offload = Offload(self)
+        self.onboard = Onboard(self)
+        self.probing = Probing(self.transfers, self.onboard.ended)
+        self.prefetches = Prefetches(self)
+        self.erasing = Erasing(self.index, self.transfers, self.events)
+        self.pins = Pins(self.index, config)
         self.on_progress: Callable[[Lease, bool], None] = lambda lease, ended: None
+
+    def owned_ids(self, place: Place) -> list[int]:
+        """Blocks that only a transfer or load has; for books and checks."""
+        if place is Place.GPU:
+            return self.onboard.target_ids()
+        return [
+            block
+            for running in self.transfers.running.values()
+            if running.op.target is place
+            for block in running.op.target_ids
+        ]
 
     def session(self, session_id: int) -> Session:
         """The open session of this id; NotFound otherwise."""
@@ -73,17 +102,33 @@ class State:
         if num_blocks * self.block_size > self.config.max_tokens + self.block_size:
             raise InvalidArgument(f"a sequence may have at most {self.config.max_tokens} tokens")
 
-    def take_private(self, session: Session, count: int) -> array:
-        """`count` blocks for leases of this session, or Exhausted and no change."""
+    def take(self, place: Place, count: int, may_drop: bool = True) -> array:
+        """`count` blocks of a place, evicting if need be; Exhausted if there are not as many.
+
+        Without `may_drop` it raises Unclean rather than lose what a slower place should have first.
+        """
+        state = self.index.places[place]
+        short = count - state.pool.num_free
+        if short > 0:
+            if short > state.num_cached:
+                raise Exhausted(state.shortage(count))
+            evicted = self.index.evict(place, short, may_drop or not state.has_slower)
+            if evicted < short:
+                assert not may_drop, "cached blocks that cannot be evicted"
+                raise Unclean(state.shortage(count))
+        return state.pool.take(count)
+
+    def take_private(self, session: Session, count: int, may_drop: bool = True) -> array:
+        """`count` blocks for leases of this session, or Exhausted and no block taken."""
         self.check_private(session, count)
-        taken = self.pool.take(count)
+        taken = self.take(Place.GPU, count, may_drop)
         session.private_blocks += count
         return taken
 
     def free_private(self, session: Session, ids: array | list[int]) -> None:
         """Blocks that a lease of this session owned go back to the pool."""
         session.private_blocks -= len(ids)
-        self.pool.free(ids)
+        self.gpu.pool.free(ids)
 
     def end_lease(self, lease: Lease) -> int:
         """Give back all that `lease` holds; returns the tokens of it that stay cached."""

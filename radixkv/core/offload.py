@@ -1,0 +1,230 @@
+"""Writes down: which blocks get a copy in a slower place, and when.
+
+Theory of operation
+    A write copies the first blocks of a path that the slower place lacks, so it goes from the root
+    outward, while eviction goes from the leaves inward. What starts writes:
+    write_back    while a place has too few free or clean blocks (`low` to `high` watermark), or an
+                  Acquire waits for them, its least recently used unclean branches go down;
+    selective     the same, but only for what a later prompt has hit; the rest is dropped;
+    write_through everything goes down as soon as it is published.
+    What was written to a local place goes to the remote too. At most MAX_IN_FLIGHT blocks of each
+    direction are on their way.
+    A place is *stuck* if nothing more can go down from it now; then cached blocks may be dropped.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from radixkv.core.errors import Exhausted
+from radixkv.core.identity import identities
+from radixkv.core.places import PlaceState
+from radixkv.core.tier_ops import BlockIdentity, Outcome, Place
+from radixkv.core.transfers import RUN_BLOCKS, Outcomes, Path, can_follow, depth_of
+from radixkv.core.tree import Node
+
+if TYPE_CHECKING:
+    from radixkv.core.state import State
+
+MAX_IN_FLIGHT = 8 * RUN_BLOCKS
+MAX_LOOKED_AT = 8  # queued nodes, before one is found that can be written
+MAX_QUEUED = 65_536  # nodes waiting to be written; the oldest are forgotten
+
+
+class Offload:
+    """All writes of a cache."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._index = state.index
+        self._transfers = state.transfers
+        self._below = state.index.below
+        self._through = state.config.write_policy == "write_through"
+        self._queues: dict[Place, deque[Node]] = {place: deque() for place in Place}
+        self._writing: set[tuple[Node, Place]] = set()
+        self._cleaning: set[Place] = set()
+        self._stuck: set[Place] = set()
+        self.wanted = 0  # gpu blocks that an Acquire waits for
+
+    def is_stuck(self, place: Place) -> bool:
+        """Whether nothing more can go down from here, so that room must come from dropping."""
+        return place in self._stuck
+
+    def published(self, node: Node) -> None:
+        """Blocks up to `node` entered the tree."""
+        if self._through:
+            self._enqueue(Place.GPU, node)
+
+    def locked_nodes(self) -> list[Node]:
+        """Nodes locked by writes; for checks."""
+        return [node for node, _ in self._writing]
+
+    def run(self, now_ms: int) -> None:
+        """Start what can be started. O(transfers started)."""
+        for place, target in self._below.items():
+            self._stuck.discard(place)
+            if not self._clean(place, target, now_ms):
+                self._stuck.add(place)
+        if self._state.config.remote and Place.REMOTE not in self._below.values():
+            self._feed_remote(now_ms)
+
+    # ---- what goes down ---------------------------------------------------------------------
+
+    def _enqueue(self, place: Place, node: Node) -> None:
+        queue = self._queues[place]
+        if not queue or queue[-1] is not node:
+            queue.append(node)
+        if len(queue) > MAX_QUEUED:
+            queue.popleft()
+
+    def _clean(self, place: Place, target: Place, now_ms: int) -> bool:
+        """Write from one place to the next; False if something should go and nothing can."""
+        state = self._index.places[place]
+        if self._transfers.is_suspended(target, now_ms):
+            return False
+        while self._transfers.in_flight(place, target) < MAX_IN_FLIGHT:
+            queue = self._queues[place]
+            if queue and self._write_queued(queue, place, target):
+                continue
+            if not self._wants(state):
+                return True
+            node = state.unclean.pick()
+            if node is None:
+                return self._transfers.in_flight(place, target) > 0 or not state.num_cached
+            if not self._write(node, place, target):
+                return self._transfers.in_flight(place, target) > 0
+        return True
+
+    def _wants(self, state: PlaceState) -> bool:
+        config, place = self._state.config, state.place
+        if place is Place.GPU and self.wanted > state.num_ready:
+            return True
+        size = state.pool.num_blocks
+        if state.num_ready < config.low_watermark * size:
+            self._cleaning.add(place)
+        elif state.num_ready >= config.high_watermark * size:
+            self._cleaning.discard(place)
+        return place in self._cleaning
+
+    def _write_queued(self, queue: deque[Node], source: Place, target: Place) -> bool:
+        """Start the next queued write, if one can be started."""
+        for _ in range(min(len(queue), MAX_LOOKED_AT)):
+            node = queue.popleft()
+            if not node.tokens or node.detached or self._have(node, target) == node.num_blocks:
+                continue
+            if self._write(node, source, target):
+                queue.appendleft(node)
+                return True
+            if self._first_missing(node, target) in self._writing_to(target):
+                queue.append(node)  # its path is being written
+            # else there is no room or no source: the watermark will see to it
+        return False
+
+    def _writing_to(self, target: Place) -> set[Node]:
+        return {node for node, place in self._writing if place is target}
+
+    def _feed_remote(self, now_ms: int) -> None:
+        queue = self._queues[Place.REMOTE]
+        if self._transfers.is_suspended(Place.REMOTE, now_ms):
+            return
+        while queue:
+            source = Place.GPU if queue[0].residency[Place.GPU] else Place.CPU
+            if self._transfers.in_flight(source, Place.REMOTE) >= MAX_IN_FLIGHT:
+                return
+            if not self._write_queued(queue, source, Place.REMOTE):
+                return
+
+    # ---- one write --------------------------------------------------------------------------
+
+    def _have(self, node: Node, target: Place) -> int:
+        return node.on_remote if target is Place.REMOTE else len(node.residency[target])
+
+    def _first_missing(self, node: Node, target: Place) -> Node:
+        """The first node of the path to `node` that `target` does not have whole."""
+        first = step = node
+        while step.parent is not None:
+            if self._have(step, target) < step.num_blocks:
+                first = step
+            elif target is not Place.REMOTE:
+                break
+            step = step.parent
+        return first
+
+    def _write(self, leaf: Node, source: Place, target: Place) -> bool:
+        """Start the next write on the path to `leaf`; False if that cannot be now."""
+        node = self._first_missing(leaf, target)
+        first = self._have(node, target)
+        count = min(len(node.residency[source]) - first, RUN_BLOCKS)
+        if count <= 0 or (node, target) in self._writing:
+            return False
+        names: tuple[BlockIdentity, ...] = ()
+        if target is not Place.CPU:
+            names = identities(node, first, count)
+            count = len(names)
+            if not count:
+                for step in {node, leaf}:
+                    self._index.mark_unstorable(step)
+                return False
+        self._index.lock(node)
+        target_ids: tuple[int, ...] = ()
+        if target is not Place.REMOTE:
+            target_ids = self._room(target, count)
+            if not target_ids:
+                self._index.unlock(node)
+                return False
+            count = len(target_ids)
+        source_ids = node.residency[source][first : first + count]
+        self._writing.add((node, target))
+        self._transfers.start(
+            source, target, source_ids, target_ids, node.tree.namespace, names[:count],
+            partial(self._written, node, source, target, depth_of(node) + first, target_ids),
+        )  # fmt: skip
+        return True
+
+    def _room(self, target: Place, count: int) -> tuple[int, ...]:
+        """Up to `count` blocks of `target`, without losing what should go further down."""
+        state = self._index.places[target]
+        may_drop = not state.has_slower or self.is_stuck(target)
+        ready = state.num_available if may_drop else state.num_ready
+        try:
+            return tuple(self._state.take(target, min(count, ready), may_drop))
+        except Exhausted:
+            return ()
+
+    def _written(
+        self, node: Node, source: Place, target: Place, depth: int, ids: tuple[int, ...],
+        outcomes: Outcomes,
+    ) -> None:  # fmt: skip
+        self._writing.discard((node, target))
+        path = Path(node)
+        kept = 0
+        for outcome in outcomes:
+            if outcome is not Outcome.DONE:
+                break
+            step, at = path.find(depth + kept)
+            if target is Place.REMOTE:
+                if not step.detached and step.on_remote == at:
+                    self._index.stored(step, at + 1)
+            elif can_follow(step, target, at):
+                self._index.gain(step, target, array("i", ids[kept : kept + 1]))
+            else:
+                break
+            kept += 1
+        if target is not Place.REMOTE:
+            self._index.places[target].pool.settle(ids[:kept], ids[kept:])
+        self._index.unlock(node)
+        if kept < len(outcomes) and outcomes[kept] is Outcome.BAD:
+            self._index.cut(source, *path.find(depth + kept))
+        if node.tokens and not node.detached:
+            self._index.join_up(node)
+            self._go_on(node, target, kept == len(outcomes))
+
+    def _go_on(self, node: Node, target: Place, whole: bool) -> None:
+        """What follows a write: the rest of the path, the next place, the remote."""
+        if self._through and target in self._below and whole:
+            self._enqueue(target, node)
+        if target is not Place.REMOTE and self._state.config.remote and whole:
+            self._enqueue(Place.REMOTE, node)

@@ -1,0 +1,219 @@
+"""The tier state machine: transfers between places, from their start to what they change.
+
+Theory of operation
+    A transfer copies a run of blocks of one path. `offload` starts writes (down), `onboard` loads
+    (up); each locks the deepest node it concerns, so nothing on the path is evicted anywhere while
+    it runs. Target blocks are nobody's but the transfer's until it is reported done; then, in
+    order, they become resident where the path still is as it was, and are freed otherwise. A
+    failure at the k-th block ends the run there, since residency has no holes. Blocks are found
+    again by their depth on the path, as nodes may have been split meanwhile.
+    Every transfer is reported exactly once, whatever happens: done, failed, or after a Cancel.
+    Only then are its blocks free for others, so a late copy never lands in somebody else's block.
+
+Who may touch a block while a transfer runs
+
+    block                        | read by         | written by  | evicted | freed, reused
+    -----------------------------|-----------------|-------------|---------|--------------------
+    source, in the tree          | leases, movers  | nobody      | no      | no: locked and busy
+    source, invalidated since    | leases with it, | nobody      | -       | when those and the
+                                 | this mover      |             |         | transfer are over
+    target (in no tree yet)      | nobody          | this mover  | -       | after its report, if
+                                 |                 |             |         | it is not resident
+    slot being erased            | nobody          | the erasure | -       | after its report
+
+    Operations that find a block being loaded wait for that load; a second one is not started.
+
+Health: a place whose transfers fail three times in a row is *suspended*, longer each time: nothing
+goes there or comes from there until it is tried again.
+It must not know: why a transfer was started (its owner does), bytes, sockets, clocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from radixkv.core.costs import Costs
+from radixkv.core.prefix_index import PrefixIndex
+from radixkv.core.tier_ops import BlockIdentity, Outcome, Place, TierOp, Transfer
+from radixkv.core.tree import Node
+
+RUN_BLOCKS = 32  # of one transfer
+MAX_FAILURES = 3  # in a row
+FIRST_SUSPENSION_MS = 1_000
+MAX_SUSPENSION_MS = 60_000
+
+Outcomes = Sequence[Outcome]
+
+
+@dataclass(slots=True)
+class Health:
+    """Of a place below the gpu, and what was moved."""
+
+    failures: int = 0  # in a row
+    suspensions: int = 0  # in a row
+    until_ms: int = 0
+    read_blocks: int = 0
+    written_blocks: int = 0
+    failed_reads: int = 0
+    failed_writes: int = 0
+    bad_blocks: int = 0
+    hit_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Running:
+    op: Transfer
+    on_done: Callable[[Outcomes], None]
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Transfers in flight. `ops` collects what the runtime shall do."""
+
+    index: PrefixIndex
+    ops: list[TierOp] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
+    running: dict[int, _Running] = field(default_factory=dict)
+    health: dict[Place, Health] = field(default_factory=dict)
+    before_release: Callable[[Transfer], None] = lambda op: None
+    _in_flight: dict[tuple[Place, Place], int] = field(default_factory=dict)
+    _next_id: int = 1
+
+    def next_id(self) -> int:
+        """A fresh id for an operation."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def in_flight(self, source: Place, target: Place) -> int:
+        """Blocks on their way."""
+        return self._in_flight.get((source, target), 0)
+
+    def is_suspended(self, place: Place, now_ms: int) -> bool:
+        """Whether this place is left alone for now."""
+        health = self.health.get(place)
+        return health is not None and now_ms < health.until_ms
+
+    def resume_ms(self) -> int | None:
+        """When `resume` has something to do."""
+        times = [health.until_ms for health in self.health.values() if health.until_ms]
+        return min(times, default=None)
+
+    def resume(self, now_ms: int) -> None:
+        """Try again those places whose suspension is over."""
+        for health in self.health.values():
+            if health.until_ms <= now_ms:
+                health.until_ms = 0
+
+    def start(
+        self,
+        source: Place,
+        target: Place,
+        source_ids: Sequence[int],
+        target_ids: Sequence[int],
+        namespace: bytes,
+        identities: tuple[BlockIdentity, ...],
+        on_done: Callable[[Outcomes], None],
+    ) -> int:
+        """Begin a transfer; `on_done(outcomes)` decides about its blocks when it is over."""
+        op = Transfer(
+            self.next_id(), source, target, tuple(source_ids), tuple(target_ids), namespace,
+            identities,
+        )  # fmt: skip
+        self.running[op.transfer_id] = _Running(op, on_done)
+        self._hold(op, 1)
+        self.ops.append(op)
+        return op.transfer_id
+
+    def done(self, transfer_id: int, outcomes: Outcomes, elapsed_s: float, now_ms: int) -> None:
+        """A transfer is over, one outcome per block."""
+        running = self.running.pop(transfer_id)
+        op = running.op
+        assert len(outcomes) == num_blocks(op), "one outcome per block"
+        self._judge(op, outcomes, elapsed_s, now_ms)
+        running.on_done(outcomes)
+        self.before_release(op)
+        self._hold(op, -1)
+
+    def _hold(self, op: Transfer, sign: int) -> None:
+        key = (op.source, op.target)
+        self._in_flight[key] = self.in_flight(*key) + sign * num_blocks(op)
+        for place, ids in ((op.source, op.source_ids), (op.target, op.target_ids)):
+            if ids:
+                pool = self.index.places[place].pool
+                (pool.hold if sign > 0 else pool.let_go)(ids)
+
+    def _judge(self, op: Transfer, outcomes: Outcomes, elapsed_s: float, now_ms: int) -> None:
+        good = sum(outcome is Outcome.DONE for outcome in outcomes)
+        failed = sum(outcome is Outcome.FAILED for outcome in outcomes)
+        up = op.target is Place.GPU
+        health = self.health_of(op.source if up else op.target)
+        if up:
+            health.read_blocks += good
+            health.failed_reads += failed
+        else:
+            health.written_blocks += good
+            health.failed_writes += failed
+        self.health_of(op.source).bad_blocks += len(outcomes) - good - failed
+        if good == len(outcomes):
+            self.costs.moved(op.source, op.target, good, elapsed_s)
+        if good or not failed:
+            health.failures = health.suspensions = 0
+        else:
+            self.failed(health, now_ms)
+
+    def health_of(self, place: Place) -> Health:
+        """What is known of a place; live."""
+        return self.health.setdefault(place, Health())
+
+    def failed(self, health: Health, now_ms: int) -> None:
+        """Nothing of a transfer was carried out."""
+        health.failures += 1
+        if health.failures >= MAX_FAILURES and now_ms >= health.until_ms:
+            suspension_ms = FIRST_SUSPENSION_MS << min(health.suspensions, 10)
+            health.until_ms = now_ms + min(suspension_ms, MAX_SUSPENSION_MS)
+            health.suspensions += 1
+
+
+def num_blocks(op: Transfer) -> int:
+    """Blocks of a transfer."""
+    return len(op.source_ids or op.target_ids)
+
+
+class Path:
+    """The nodes down to one, by the depth of their blocks. Valid until the next mutation."""
+
+    __slots__ = ("_nodes", "_starts")
+
+    def __init__(self, node: Node) -> None:
+        self._nodes = node.tree.path(node)
+        self._starts: list[int] = []
+        depth = 0
+        for step in self._nodes:
+            self._starts.append(depth)
+            depth += step.num_blocks
+
+    def find(self, depth: int) -> tuple[Node, int]:
+        """The node with the block at this depth, and the block's index in its edge."""
+        at = bisect_right(self._starts, depth) - 1
+        return self._nodes[at], depth - self._starts[at]
+
+
+def depth_of(node: Node) -> int:
+    """Blocks in front of the edge. O(nodes on the path)."""
+    depth = 0
+    step = node.parent
+    while step is not None:
+        depth += step.num_blocks
+        step = step.parent
+    return depth
+
+
+def can_follow(node: Node, place: Place, index: int) -> bool:
+    """Whether block `index` of the edge may become resident next in `place`."""
+    if node.detached or len(node.residency[place]) != index:
+        return False
+    parent = node.parent
+    assert parent is not None
+    return parent.parent is None or len(parent.residency[place]) == parent.num_blocks
