@@ -29,7 +29,7 @@ from radixkv_client.errors import (
 from radixkv_client.pool import PoolMapping
 from radixkv_client.spec import KVSpec
 from radixkv_client.sync_lease import Lease, Pending
-from radixkv_client.values import Committed, ContentRange, Miss, Scope
+from radixkv_client.values import Committed, ContentRange, Miss, Onboarding, Retention, Scope
 
 __all__ = [
     "AlreadyExists",
@@ -48,10 +48,12 @@ __all__ = [
     "Lease",
     "Miss",
     "NotFound",
+    "Onboarding",
     "Pending",
     "PermissionDenied",
     "PoolMapping",
     "RadixKVError",
+    "Retention",
     "Scope",
     "TooLarge",
     "Unavailable",

@@ -38,7 +38,7 @@ from radixkv_client.lease import LeaseState
 from radixkv_client.pool import PoolMapping
 from radixkv_client.protocol import Answer, Request, Session
 from radixkv_client.spec import KVSpec
-from radixkv_client.values import ContentRange, Scope, whole_number
+from radixkv_client.values import ContentRange, Retention, Scope, whole_number
 
 DEFAULT_TIMEOUT_S = 30.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -56,6 +56,7 @@ class AcquireArguments(TypedDict, total=False):
     extra_blocks: private blocks beyond those the prompt needs. partial_tail: also copy the longest
     token match inside one more block. capacity_wait_ms, wait_ms: how long the server may wait for
     room, or for another lease's computation. resumed: after a preemption, kept out of the hit rate.
+    tags: marks on what the lease publishes, for Tools.invalidate. retention: of what it publishes.
     """
 
     scope: Scope | None
@@ -65,6 +66,8 @@ class AcquireArguments(TypedDict, total=False):
     capacity_wait_ms: int
     wait_ms: int
     resumed: bool
+    tags: Sequence[str]
+    retention: Retention | None
 
 
 class Backoff:

@@ -36,6 +36,7 @@ from radixkv_client.values import (
     Committed,
     ContentRange,
     Miss,
+    Onboarding,
     contents_to_proto,
     reason_to_proto,
     whole_number,
@@ -55,13 +56,15 @@ class LeaseState:
 
     `block_table` holds block ids in order and belongs to the caller to read. `cached_tokens` is how
     many tokens' KV was there at Acquire (or Fork); `being_computed` how many behind them another
-    lease was computing. `num_tokens` is how many tokens the server knows: tokens given to commit
-    go on from there. `committed_tokens` is a multiple of the block size.
+    lease was computing; `onboarding` what was done about those below the gpu, None if none were.
+    `num_tokens` is how many tokens the server knows: tokens given to commit go on from there.
+    `committed_tokens` is a multiple of the block size.
     """
 
     cached_tokens = 0
     being_computed = 0
     waited_ms = 0
+    onboarding: Onboarding | None = None
     committed_tokens = 0
     _miss: tuple[int, int, bytes] = (0, 0, b"")  # fields of MissReason
     _phase = _Phase.WAITING
@@ -119,6 +122,9 @@ class LeaseState:
             if options.scope is not None:
                 acquire.scope.CopyFrom(options.scope.to_proto())
             acquire.contents.extend(contents_to_proto(options.contents))
+            acquire.tags.extend(options.tags)
+            if options.retention is not None:
+                acquire.retention.CopyFrom(options.retention.to_proto())
         return Request(op, self._acquired, self._end)
 
     def extend_requests(self, num_blocks: int) -> list[Request]:
@@ -248,6 +254,8 @@ class LeaseState:
         if result.HasField("miss"):
             miss = result.miss
             self._miss = (miss.kind, miss.at_token, miss.nearest_tokens)
+        if result.HasField("onboarding"):
+            self.onboarding = Onboarding.from_proto(result.onboarding)
         self._go_live(cached_tokens)
         return self
 

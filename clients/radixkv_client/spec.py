@@ -61,6 +61,27 @@ class KVSpec:
         )
 
     @classmethod
+    def from_proto(cls, spec: pb.KVSpec) -> "KVSpec":
+        """From the message; raises InvalidArgument, also if it contradicts itself."""
+        made = cls(
+            spec.num_layers,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.value_head_dim,
+            spec.dtype,
+            spec.block_size,
+            spec.layout,
+            spec.scale_bytes,
+            spec.backend,
+        )
+        if made.block_bytes != spec.block_bytes:
+            raise InvalidArgument(
+                f"kv_spec.block_bytes {spec.block_bytes}: the other fields make it"
+                f" {made.block_bytes}"
+            )
+        return made
+
+    @classmethod
     def from_hf_config(
         cls, config: Mapping[str, Any], *, dtype: str = "", block_size: int = 16, backend: str = ""
     ) -> "KVSpec":

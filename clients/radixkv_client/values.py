@@ -39,6 +39,11 @@ class Scope:
     adapter_version: str = ""
     salt: str = ""
 
+    @classmethod
+    def from_proto(cls, scope: pb.Scope) -> "Scope":
+        """From the message of a namespace."""
+        return cls(scope.adapter, scope.adapter_version, scope.salt)
+
     def to_proto(self) -> pb.Scope:
         """The message that Acquire carries."""
         return pb.Scope(adapter=self.adapter, adapter_version=self.adapter_version, salt=self.salt)
@@ -54,6 +59,51 @@ class ContentRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How long cached blocks are kept, alike on every tier.
+
+    `priority` -100 to 100: lower goes first, 0 is normal. `ttl_ms`: forgotten, with all that
+    follows them, after so long; 0 = never.
+    """
+
+    priority: int = 0
+    ttl_ms: int = 0
+
+    def to_proto(self) -> pb.Retention:
+        """The message; raises InvalidArgument."""
+        try:
+            return pb.Retention(priority=self.priority, ttl_ms=self.ttl_ms)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"{self}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Onboarding:
+    """What was done about tokens of the prompt that lay below the gpu.
+
+    `reason` is a name of `Onboarding.Reason`. Tokens by place are a part of the lease's
+    `cached_tokens`; `left_tokens` lay below and were not brought up.
+    """
+
+    reason: str
+    cpu_tokens: int
+    nvme_tokens: int
+    remote_tokens: int
+    left_tokens: int
+
+    @classmethod
+    def from_proto(cls, onboarding: pb.Onboarding) -> "Onboarding":
+        """From the message of an Acquire's reply."""
+        return cls(
+            pb.Onboarding.Reason.Name(onboarding.reason),
+            onboarding.cpu_tokens,
+            onboarding.nvme_tokens,
+            onboarding.remote_tokens,
+            onboarding.left_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AcquireOptions:
     """What an Acquire asks for beside its tokens; waits are in milliseconds."""
 
@@ -64,6 +114,8 @@ class AcquireOptions:
     capacity_wait_ms: int = 0
     wait_ms: int = 0
     resumed: bool = False
+    tags: Sequence[str] = ()
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         for name in ("extra_blocks", "capacity_wait_ms", "wait_ms"):
@@ -71,6 +123,10 @@ class AcquireOptions:
         for name in ("partial_tail", "resumed"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} {getattr(self, name)!r} is not a bool")
+        if isinstance(self.tags, str) or not all(
+            isinstance(tag, str) and tag.isprintable() for tag in self.tags
+        ):
+            raise InvalidArgument(f"tags {self.tags!r} are not a sequence of printable texts")
 
     @property
     def max_wait_s(self) -> float:

@@ -326,10 +326,6 @@ class Cache(TierCalls):
         """Tree nodes of all namespaces."""
         return sum(tree.num_nodes for tree in self._state.index.trees.values())
 
-    def namespaces(self) -> list[bytes]:
-        """Keys of the namespaces with anything cached or leased."""
-        return list(self._state.index.trees)
-
     @contextmanager
     def _counting_exhausted(self) -> Iterator[None]:
         try:

@@ -187,8 +187,15 @@ class TierCalls:
         """Measured seconds to move one block; None = not measured yet."""
         return self._state.transfers.costs.move_s(source, target)
 
-    def blocks_by_namespace(self) -> dict[bytes, int]:
-        """Blocks in the trees, wherever they are. O(nodes)."""
+    def flush(self, now_ms: int) -> bool:
+        """Write down all that a restart could use; whether something of it is still under way.
+
+        Call it, and carry out what it decides, until it says no. O(nodes) the first time.
+        """
+        return self._state.offload.flush(now_ms)
+
+    def namespaces(self) -> dict[bytes, int]:
+        """Keys of the namespaces with anything cached or leased, and their blocks. O(nodes)."""
         return {
             key: sum(node.num_blocks for node in tree.walk())
             for key, tree in self._state.index.trees.items()

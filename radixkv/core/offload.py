@@ -47,11 +47,34 @@ class Offload:
         self._writing: set[tuple[Node, Place]] = set()
         self._cleaning: set[Place] = set()
         self._stuck: set[Place] = set()
+        self._pressed: set[Place] = set()  # where a write found no room
+        self._flushing = False
         self.wanted = 0  # gpu blocks that an Acquire waits for
 
     def is_stuck(self, place: Place) -> bool:
         """Whether nothing more can go down from here, so that room must come from dropping."""
         return place in self._stuck
+
+    def flush(self, now_ms: int) -> bool:
+        """Let everything go down that a restart could use; whether that is still under way."""
+        places = self._index.places
+        lasting = Place.NVME if len(places) > Place.NVME else Place.REMOTE
+        if lasting is Place.REMOTE and not self._state.config.remote:
+            return False
+        if self._transfers.is_suspended(lasting, now_ms):
+            return False
+        if not self._flushing:
+            self._flushing = True
+            self._below = {Place.GPU: lasting}
+            if len(places) > Place.CPU and lasting is Place.NVME:
+                self._below[Place.CPU] = lasting
+            for tree in self._index.trees.values():
+                for node in tree.walk():
+                    for place in self._below:
+                        if node.residency[place] and self._have(node, lasting) < node.num_blocks:
+                            self._queues[place].append(node)
+        moving = any(self._transfers.in_flight(place, lasting) for place in self._below)
+        return moving or any(self._queues[place] for place in self._below)
 
     def published(self, node: Node) -> None:
         """Blocks up to `node` entered the tree."""
@@ -64,10 +87,12 @@ class Offload:
 
     def run(self, now_ms: int) -> None:
         """Start what can be started. O(transfers started)."""
-        for place, target in self._below.items():
-            self._stuck.discard(place)
-            if not self._clean(place, target, now_ms):
-                self._stuck.add(place)
+        upwards = list(reversed(self._below.items()))
+        for _ in upwards:  # a place may find only now that the one below has to make room
+            for place, target in upwards:
+                moved = self._clean(place, target, now_ms)
+                waits = moved or self._is_moving(place) or self._is_moving(target)
+                (self._stuck.discard if waits else self._stuck.add)(place)
         if self._state.config.remote and Place.REMOTE not in self._below.values():
             self._feed_remote(now_ms)
 
@@ -93,15 +118,20 @@ class Offload:
                 return True
             node = state.unclean.pick()
             if node is None:
-                return self._transfers.in_flight(place, target) > 0 or not state.num_cached
+                return True
             if not self._write(node, place, target):
-                return self._transfers.in_flight(place, target) > 0
+                return False
         return True
+
+    def _is_moving(self, place: Place) -> bool:
+        """Whether blocks are on their way from here to the next place."""
+        target = self._below.get(place)
+        return target is not None and self._transfers.in_flight(place, target) > 0
 
     def _wants(self, state: PlaceState) -> bool:
         config, place = self._state.config, state.place
-        if place is Place.GPU and self.wanted > state.num_ready:
-            return True
+        if place in self._pressed or (place is Place.GPU and self.wanted):
+            return True  # the least recently used branch is in the way of others, clean or not
         size = state.pool.num_blocks
         if state.num_ready < config.low_watermark * size:
             self._cleaning.add(place)
@@ -190,9 +220,11 @@ class Offload:
         may_drop = not state.has_slower or self.is_stuck(target)
         ready = state.num_available if may_drop else state.num_ready
         try:
-            return tuple(self._state.take(target, min(count, ready), may_drop))
+            taken = tuple(self._state.take(target, min(count, ready), may_drop))
         except Exhausted:
-            return ()
+            taken = ()
+        (self._pressed.discard if taken else self._pressed.add)(target)
+        return taken
 
     def _written(
         self, node: Node, source: Place, target: Place, depth: int, ids: tuple[int, ...],

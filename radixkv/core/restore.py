@@ -133,6 +133,7 @@ def _date(state: State, nodes: list[tuple[Node, int]]) -> None:
     }
     for node, _ in nodes:
         node.touched = ranks[newest[node]]
+        node.tree.root.touched = len(ranks)
         for place in state.index.places:
             place.policy.discard(node)
         state.index.refresh(node)

@@ -3,7 +3,9 @@
 The server needs only `block_bytes`; the other fields keep apart models whose bytes must not mix.
 """
 
+import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from radixkv.wire.limits import MAX_BLOCK_SIZE
 from radixkv.wire.model_config import DTYPE_BYTES
@@ -15,6 +17,7 @@ MAX_HEAD_DIM = 16_384
 MAX_SCALE_BYTES = 1 << 30
 MAX_BACKEND_CHARS = 200
 MAX_BLOCK_BYTES = 1 << 32
+MAX_NUMBER_CHARS = 20
 
 
 class LayoutError(ValueError):
@@ -83,6 +86,30 @@ class KVSpec:
             value = str(getattr(self, field.name)).encode()
             parts.append(b"%s=%d:%s;" % (field.name.encode(), len(value), value))
         return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "KVSpec":
+        """The spec that `encode` gives exactly these bytes for; raises `LayoutError`."""
+        values: dict[str, Any] = {}
+        at = 0
+        for field in fields(cls):
+            header = re.compile(rb"%s=(\d{1,4}):" % field.name.encode()).match(data, at)
+            if header is None:
+                raise LayoutError(f"encoded KVSpec has no {field.name} at byte {at}")
+            start = header.end()
+            text = data[start : start + int(header[1])].decode(errors="replace")
+            values[field.name] = _number(field.name, text) if field.type is int else text
+            at = start + int(header[1]) + 1
+        spec = cls(**values)
+        if spec.encode() != data:
+            raise LayoutError("encoded KVSpec is not in its canonical form")
+        return spec
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_NUMBER_CHARS):
+        raise LayoutError(f"kv_spec.{name} must be a whole number, not {text[:20]!r}")
+    return int(text)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

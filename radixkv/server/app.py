@@ -17,7 +17,6 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from radixkv import __version__
-from radixkv.core.results import CacheConfig
 from radixkv.pools.arena import ArenaError
 from radixkv.server.admin import AdminToken
 from radixkv.server.attach import AttachServer
@@ -35,6 +34,7 @@ from radixkv.server.sockets import (
     private_umask,
 )
 from radixkv.server.specs import load_spec
+from radixkv.server.tiers import Tiers
 from radixkv.v1 import cache_pb2
 from radixkv.wire.channel import server_options
 from radixkv.wire.plain import as_plain
@@ -72,8 +72,10 @@ class App:
         pool_host: PoolHost,
         sockets: SocketDir,
         token: AdminToken | None,
+        tiers: Tiers | None,
     ) -> None:
         self._settings = settings
+        self._tiers = tiers
         self._pool_host = pool_host
         self._sockets = sockets
         self._token = token
@@ -89,12 +91,13 @@ class App:
     def bind(self) -> None:
         """Make the runtime and take all addresses; raises `StartError`. Serves nothing yet."""
         settings = self._settings
-        config = CacheConfig(
-            num_blocks=settings.gpu_blocks,
-            block_size=settings.block_size,
-            eviction=settings.eviction,
-        )
-        self.runtime = Runtime(config, self._pool_host, settings)
+        config = settings.cache_config()
+        if self._tiers is not None:
+            config = self._tiers.fit(config)
+        try:
+            self.runtime = Runtime(config, self._pool_host, settings, self._tiers)
+        except OSError as error:
+            raise StartError(f"the movers of the tiers cannot start: {error}") from None
         self._bind_http()
         self._bind_grpc()
 
@@ -117,6 +120,8 @@ class App:
             f"radixkv-server {__version__} ready: attach={self._sockets.paths.attach} "
             f"grpc={self._sockets.paths.grpc_target} tools={self.tools_address} "
             f"http={self.http_address} device=cpu gpu_blocks={settings.gpu_blocks} "
+            f"cpu_blocks={settings.cpu_blocks} nvme_blocks={settings.nvme_blocks} "
+            f"remote={settings.remote or 'off'} "
             f"block_size={settings.block_size} kv_spec={settings.kv_spec or 'unset'}"
         )
 
@@ -130,6 +135,8 @@ class App:
         self.runtime.start_draining()
         log.info("draining: %d leases", self.runtime.num_leases)
         while self.runtime.num_leases and loop.time() < deadline and not stop_now.is_set():
+            await asyncio.sleep(DRAIN_POLL_S)
+        while self.runtime.flush() and loop.time() < deadline and not stop_now.is_set():
             await asyncio.sleep(DRAIN_POLL_S)
         if self.runtime.num_leases:
             log.warning("stopping with %d leases", self.runtime.num_leases)
@@ -146,6 +153,8 @@ class App:
             await self._grpc.stop(GRPC_STOP_GRACE_S)
         if self._http is not None:
             await self._http.stop()
+        if self._tiers is not None:
+            self._tiers.close()
         # Copies that still run report to this loop, so they must end before it does.
         await asyncio.to_thread(self._pool_host.close)
 
@@ -204,12 +213,18 @@ def run(settings: Settings) -> int:
     if spec is not None:
         pool_host.check_spec(spec)
     sockets = SocketDir(settings.socket_dir)
+    tiers = None
     try:
         if spec is not None:
             pool_host.fix_spec(spec)
-        return uvloop.run(_serve(App(settings, pool_host, sockets, token), pool_host, settings))
+        if settings.has_tiers:
+            tiers = Tiers(settings, pool_host)
+        app = App(settings, pool_host, sockets, token, tiers)
+        return uvloop.run(_serve(app, pool_host, settings))
     finally:
         sockets.close()
+        if tiers is not None:
+            tiers.close()
         pool_host.close()
 
 

@@ -153,6 +153,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise ConfigError("gpu_blocks is not set: say how many blocks, e.g. --gpu-blocks 40000")
     if values["device"] == "cuda":
         raise ConfigError("device cuda is not supported by this version: use --device cpu")
+    _check_tiers(values)
     if values["admin_token_file"] is not None:
         return
     for name in ("listen", "http"):
@@ -164,6 +165,24 @@ def _check_together(values: Mapping[str, Any]) -> None:
             )
 
 
+def _check_tiers(values: Mapping[str, Any]) -> None:
+    if values["nvme_path"] is None and values["nvme_blocks"]:
+        raise ConfigError("nvme_blocks is set without nvme_path: say where, e.g. --nvme-path DIR")
+    if values["nvme_path"] is not None and not values["nvme_blocks"]:
+        raise ConfigError(
+            "nvme_path is set without nvme_blocks: say how many, e.g. --nvme-blocks 100000"
+        )
+    for name in ("cpu_blocks", "nvme_blocks", "remote"):
+        if values[name] and values["kv_spec"] is None:
+            raise ConfigError(
+                f"{name} needs kv_spec, so that all tiers are there before the server is ready:"
+                " set --kv-spec NAME or FILE"
+            )
+    low, high = values["low_watermark"], values["high_watermark"]
+    if low > high:
+        raise ConfigError(f"low_watermark {low:g} is above high_watermark {high:g}")
+
+
 def _closest(name: str, names: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]}?" if matches else ""
@@ -171,7 +190,9 @@ def _closest(name: str, names: Iterable[str]) -> str:
 
 def _default_text(option: Option) -> str:
     default = option.default() if callable(option.default) else option.default
-    return "" if default is None or option.is_switch else f" (default {default})"
+    if default is None or (option.is_switch and default == "false"):
+        return ""
+    return f" (default {default})"
 
 
 def _toml(value: Any) -> str:

@@ -41,6 +41,7 @@ _CODES = {
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
 Context = grpc.aio.ServicerContext
+Method = Callable[[Any, Context], Awaitable[Any]]
 
 
 class GrpcLink:
@@ -176,17 +177,14 @@ class CacheService:
         self._check_may_read(context)
         return self._runtime.session_infos()
 
-    async def invalidate(
-        self, request: cache_pb2.InvalidateRequest, context: Context
-    ) -> cache_pb2.InvalidateReply:
-        """Forget cached blocks."""
-        self._check_may_change(context)
-        done = self._runtime.invalidate(request)
-        self._runtime.settle()
-        log.info("invalidated: %s%s", done, " (dry run)" if request.dry_run else "")
-        return cache_pb2.InvalidateReply(
-            removed_blocks=done.removed_blocks, leased_blocks=done.leased_blocks
-        )
+    def for_tools(self, method: Callable[[Any], Awaitable[Any]]) -> Method:
+        """A handler that lets in who may make changing calls."""
+
+        async def call(request: Any, context: Context) -> Any:
+            self._check_may_change(context)
+            return await method(request)
+
+        return call
 
     async def kill_session(
         self, request: cache_pb2.KillSessionRequest, context: Context
@@ -227,15 +225,27 @@ def add_cache_service(
 ) -> None:
     """Serve `radixkv.v1.Cache` on `server`; `token` admits changing calls over TCP."""
     service = CacheService(runtime, token, reads_need_token)
+    tiers = runtime.tier_calls
     handlers = {
         # Bytes on both sides: messages are made and kept serialized, and checked by Conversation.
         "Session": grpc.stream_stream_rpc_method_handler(service.session),
         "Lookup": _unary(service.lookup, cache_pb2.LookupRequest),
         "Stats": _unary(service.stats, cache_pb2.StatsRequest),
         "Sessions": _unary(service.sessions, cache_pb2.SessionsRequest),
-        "Invalidate": _unary(service.invalidate, cache_pb2.InvalidateRequest),
         "KillSession": _unary(service.kill_session, cache_pb2.KillSessionRequest),
     }
+    for name, method in (
+        ("Invalidate", tiers.invalidate),
+        ("Prefetch", tiers.prefetch),
+        ("WaitPrefetch", tiers.wait_prefetch),
+        ("CancelPrefetch", tiers.cancel_prefetch),
+        ("Pin", tiers.pin),
+        ("Unpin", tiers.unpin),
+        ("Retain", tiers.retain),
+        ("Namespaces", tiers.namespaces),
+    ):
+        request_type = getattr(cache_pb2, f"{name}Request")
+        handlers[name] = _unary(service.for_tools(method), request_type)
     for method in _SERVICE.methods:
         if method.name not in handlers:
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(_unimplemented)
@@ -244,7 +254,7 @@ def add_cache_service(
     )
 
 
-def _unary(method: Callable[[Any, Context], Awaitable[Any]], request_type: Any) -> Any:
+def _unary(method: Method, request_type: Any) -> Any:
     """A handler that answers the core's errors with their gRPC status."""
 
     async def handle(data: bytes, context: Context) -> Any:

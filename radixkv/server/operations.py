@@ -5,7 +5,7 @@ here. Nothing here waits or does I/O.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from radixkv.core.cache import Cache
@@ -17,7 +17,9 @@ from radixkv.core.results import (
     ContentRange,
     Forked,
     Miss,
+    Onboarded,
     ReleaseReason,
+    Retention,
     Waiting,
 )
 from radixkv.server.backing import Backing
@@ -78,6 +80,8 @@ class Operations:
             body.capacity_wait_ms,
             body.wait_ms,
             body.resumed,
+            tags_of(body.tags) if body.tags else (),
+            retention_of(body.retention) if body.HasField("retention") else None,
         )
         result = self._cache.acquire(self._session_id, body.lease_id, request, self._now_ms())
         if type(result) is Acquired:
@@ -148,6 +152,7 @@ class Operations:
             body.tokens,
             block_ids(body.blocks) if body.blocks else (),
             contents_of(body.contents) if body.contents else (),
+            self._now_ms(),
         )
 
     def release(self, body: pb.Release) -> int:
@@ -212,6 +217,37 @@ def contents_of(contents: Any) -> tuple[ContentRange, ...]:
     return tuple(ContentRange(item.start, item.length, item.content_id) for item in contents)
 
 
+def tags_of(tags: Iterable[str]) -> tuple[str, ...]:
+    """Tags from the wire, each once. Raises InvalidArgument for too many, or one that is amiss."""
+    distinct = tuple(dict.fromkeys(tags))
+    if len(distinct) > limits.MAX_TAGS:
+        raise InvalidArgument(f"{len(distinct)} tags, at most {limits.MAX_TAGS} are allowed")
+    for tag in distinct:
+        if not tag.isprintable() or not 1 <= len(tag.encode()) <= limits.MAX_TAG_BYTES:
+            raise InvalidArgument(
+                f"tag {tag[: limits.MAX_TAG_BYTES]!r} is not 1 to {limits.MAX_TAG_BYTES} bytes of"
+                " printable text"
+            )
+    return distinct
+
+
+def retention_of(retention: pb.Retention) -> Retention:
+    """Retention from the wire; raises InvalidArgument for what is out of range."""
+    if not -limits.MAX_PRIORITY <= retention.priority <= limits.MAX_PRIORITY:
+        raise InvalidArgument(
+            f"priority {retention.priority} is not from -{limits.MAX_PRIORITY} to"
+            f" {limits.MAX_PRIORITY}"
+        )
+    return Retention(retention.priority, ttl_of(retention.ttl_ms))
+
+
+def ttl_of(ttl_ms: int) -> int:
+    """A time to live from the wire; raises InvalidArgument above MAX_TTL_MS."""
+    if ttl_ms > limits.MAX_TTL_MS:
+        raise InvalidArgument(f"ttl_ms {ttl_ms} is above {limits.MAX_TTL_MS}, a year")
+    return ttl_ms
+
+
 def fill_reply(reply: pb.Reply, kind: str, result: Any) -> int:
     """Write the result of an operation of this kind (a name of `Op`'s fields) into its Reply.
 
@@ -228,6 +264,15 @@ def fill_miss(out: pb.MissReason, miss: Miss) -> None:
         out.nearest_tokens = miss.nearest_tokens
 
 
+def _fill_onboarding(out: pb.Onboarding, onboarded: Onboarded) -> None:
+    out.reason = onboarded.reason.value
+    out.cpu_tokens = onboarded.cpu_tokens
+    out.nvme_tokens = onboarded.nvme_tokens
+    out.remote_tokens = onboarded.remote_tokens
+    out.left_tokens = onboarded.left_tokens
+    out.SetInParent()
+
+
 def _fill_acquire(reply: pb.Reply, result: Acquired) -> int:
     out = reply.acquire
     out.lease_id = result.lease_id
@@ -236,6 +281,8 @@ def _fill_acquire(reply: pb.Reply, result: Acquired) -> int:
     out.being_computed = result.being_computed
     out.waited_ms = result.waited_ms
     fill_miss(out.miss, result.miss)
+    if result.onboarding is not None:
+        _fill_onboarding(out.onboarding, result.onboarding)
     return len(result.block_table)
 
 

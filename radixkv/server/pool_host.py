@@ -50,7 +50,7 @@ class PoolHost:
         self.arena: Arena | None = None
         self.copies: CopyThread | None = None
         self._prefault = prefault
-        self._memory = memory
+        self.memory = memory
         self._before_copy = before_copy
 
     @property
@@ -68,7 +68,7 @@ class PoolHost:
         if self.spec is not None:
             self._check_same_bytes(self.spec, spec)
             return
-        fit = check_fit(self._memory(), self.num_blocks, spec.block_bytes, self.block_size)
+        fit = check_fit(self.memory(), self.num_blocks, spec.block_bytes, self.block_size)
         if not fit.fits:
             raise PoolTooLarge(fit.message, fit.fitting_blocks)
 

@@ -19,14 +19,14 @@ from dataclasses import asdict
 
 from radixkv import __version__
 from radixkv.core.cache import Cache
-from radixkv.core.errors import InvalidArgument
 from radixkv.core.results import (
     AcquireAnswered,
     CacheConfig,
     CopyOp,
     Event,
-    Invalidated,
+    InvalidateEnded,
     LookupResult,
+    PrefetchEnded,
 )
 from radixkv.server.backing import Backing
 from radixkv.server.lifecycle import Lifecycle
@@ -36,6 +36,8 @@ from radixkv.server.pool_host import PoolHost
 from radixkv.server.session import CopyStarter, Deferred
 from radixkv.server.sessions import Session, SessionTable
 from radixkv.server.settings import Settings
+from radixkv.server.tier_calls import TierCalls
+from radixkv.server.tiers import Tiers
 from radixkv.v1 import cache_pb2
 from radixkv.wire import limits
 from radixkv.wire.paths import SocketPaths
@@ -48,7 +50,14 @@ EXIT_BROKEN = 70  # an invariant does not hold
 class Runtime:
     """One cache, its sessions and its pool. Created and used in the running event loop only."""
 
-    def __init__(self, config: CacheConfig, pool_host: PoolHost, settings: Settings) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        pool_host: PoolHost,
+        settings: Settings,
+        tiers: Tiers | None = None,
+    ) -> None:
+        """Raises OSError if the movers of the tiers cannot be started."""
         self.loop = asyncio.get_running_loop()
         self.cache = Cache(config)
         self.pool_host = pool_host
@@ -65,6 +74,10 @@ class Runtime:
         self._copies: dict[int, tuple[Session, Deferred]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
+        self.tier_calls = TierCalls(self)
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.start(self)
 
     @staticmethod
     def now_ms() -> int:
@@ -82,6 +95,8 @@ class Runtime:
         cache = self.cache
         while (events := cache.poll(self.now_ms())) and self._route(events):
             pass  # operations held behind an answer may have made room for others
+        if self._tiers is not None:
+            self._tiers.carry_out(cache.tier_ops())
         if self._check_invariants:
             self._verify()
         unsent = self._unsent
@@ -97,6 +112,9 @@ class Runtime:
         """Whether an Acquire was among what was handed on."""
         answered = False
         for event in events:
+            if isinstance(event, PrefetchEnded | InvalidateEnded):
+                self.tier_calls.ended(event)
+                continue
             session = self.sessions.get(event.session_id)
             if session is None:
                 continue
@@ -168,6 +186,12 @@ class Runtime:
         """Live leases of all sessions."""
         return self.cache.num_leases
 
+    def flush(self) -> bool:
+        """Write down all that a restart could use; False once that is done. Call it repeatedly."""
+        busy = self._tiers is not None and self.cache.flush(self.now_ms())
+        self.settle()
+        return busy
+
     def close(self) -> None:
         """End every session and all timers; idempotent. The pool is the caller's to close."""
         self.lifecycle.close()
@@ -184,19 +208,6 @@ class Runtime:
             for key, placeholders in self.models.resolve(request.namespace)
         ]
         return max(answers, key=lambda answer: answer.cached_tokens)
-
-    def invalidate(self, request: cache_pb2.InvalidateRequest) -> Invalidated:
-        """Forget cached blocks; raises what the request has wrong."""
-        if request.everything:
-            if request.HasField("namespace") or request.prefix:
-                raise InvalidArgument("everything goes with neither namespace nor prefix")
-            return self.cache.invalidate(None, b"", request.dry_run)
-        removed = leased = 0
-        for key, _ in list(self.models.resolve(request.namespace)):
-            done = self.cache.invalidate(key, request.prefix, request.dry_run)
-            removed += done.removed_blocks
-            leased += done.leased_blocks
-        return Invalidated(removed, leased)
 
     def stats(self) -> cache_pb2.StatsReply:
         """Books, counters and sizes now."""
@@ -215,6 +226,7 @@ class Runtime:
             block_bytes=self.pool_host.block_bytes,
             block_size=cache.config.block_size,
             draining=self.draining,
+            tiers=[] if self._tiers is None else self._tiers.report(cache, self.now_ms()),
         )
 
     def session_infos(self) -> cache_pb2.SessionsReply:

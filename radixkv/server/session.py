@@ -222,7 +222,7 @@ class SessionProtocol:
                 f"{self._replies.num_kept_bytes} bytes of replies are unacknowledged, at most"
                 f" {MAX_KEPT_BYTES} are kept"
             )
-        if kind == "acquire" and (body.wait_ms or body.capacity_wait_ms):
+        if kind == "acquire":  # any may have to wait for blocks from below
             self._check_held(len(body.tokens))
 
     def _check_held(self, num_bytes: int) -> None:

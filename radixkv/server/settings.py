@@ -6,14 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from radixkv.core.results import CacheConfig
 from radixkv.wire.limits import MAX_BLOCK_SIZE
 from radixkv.wire.paths import default_socket_dir
 
-MAX_GPU_BLOCKS = 1 << 24
+MAX_BLOCKS = 1 << 24  # of one tier
+MAX_MOVERS = 8
+MAX_WATERMARK = 50  # percent
 MAX_SECONDS = 7 * 24 * 3600.0
 DEVICES = ("auto", "cuda", "cpu")
 EVICTIONS = ("lru",)
+WRITE_POLICIES = ("write_back", "write_through", "selective")
+ONBOARDINGS = ("wait", "best_effort", "timeout")
+VERIFICATIONS = ("sample", "all")
+REMOTE_SCHEME = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,42 @@ class Settings:
     drain_timeout: float
     session_alarm: float
     admin_token_file: Path | None
+    cpu_blocks: int
+    nvme_path: Path | None
+    nvme_blocks: int
+    remote: str | None
+    write_policy: str
+    low_watermark: float
+    high_watermark: float
+    onboarding: str
+    onboard_timeout: float
+    break_even: bool
+    verify: str
+    movers: int
+    max_pinned: float
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there is any place below the gpu."""
+        return bool(self.cpu_blocks or self.nvme_blocks or self.remote)
+
+    def cache_config(self) -> CacheConfig:
+        """What of this concerns the core, in its units."""
+        return CacheConfig(
+            num_blocks=self.gpu_blocks,
+            block_size=self.block_size,
+            eviction=self.eviction,
+            cpu_blocks=self.cpu_blocks,
+            nvme_blocks=self.nvme_blocks,
+            remote=self.remote is not None,
+            write_policy=self.write_policy,
+            low_watermark=self.low_watermark / 100,
+            high_watermark=self.high_watermark / 100,
+            onboarding=self.onboarding,
+            onboard_timeout_ms=round(self.onboard_timeout * 1000),
+            break_even=self.break_even,
+            max_pinned=self.max_pinned / 100,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +145,25 @@ def whole_number(low: int, high: int) -> Callable[[Any], int]:
     return parse
 
 
-def parse_seconds(value: Any) -> float:
-    """Seconds from 0 to a week."""
-    expected = f"must be a number of seconds 0–{MAX_SECONDS:.0f}, not {shown(value)}"
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(expected)
-    try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError(expected) from None
-    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_SECONDS):
-        raise ValueError(expected)
-    return seconds
+def number(high: float, unit: str) -> Callable[[Any], float]:
+    """Parser of numbers from 0 to `high`; `unit` names what they count."""
+
+    def parse(value: Any) -> float:
+        expected = f"must be a number of {unit} 0–{high:.0f}, not {shown(value)}"
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(expected)
+        try:
+            parsed = float(value)
+        except (ValueError, OverflowError):
+            raise ValueError(expected) from None
+        if not (math.isfinite(parsed) and 0 <= parsed <= high):
+            raise ValueError(expected)
+        return parsed
+
+    return parse
+
+
+parse_seconds = number(MAX_SECONDS, "seconds")
 
 
 def parse_switch(value: Any) -> bool:
@@ -165,6 +216,19 @@ def parse_address(value: Any) -> Address | None:
     return Address(host, int(port))
 
 
+def parse_remote(value: Any) -> str:
+    """The URL of a remote store, whole; what its query means is the store's to say."""
+    expected = f"must be {REMOTE_SCHEME}://HOST:PORT, not {shown(value)}"
+    try:
+        url = urlsplit(parse_text(value))
+        port = url.port
+    except ValueError:
+        raise ValueError(expected) from None
+    if url.scheme != REMOTE_SCHEME or not url.hostname or not port or url.path not in ("", "/"):
+        raise ValueError(expected)
+    return str(value)
+
+
 def shown(value: Any) -> str:
     """A value as an error message quotes it, shortened."""
     text = repr(value)
@@ -172,7 +236,7 @@ def shown(value: Any) -> str:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("gpu_blocks", "N", whole_number(1, MAX_GPU_BLOCKS), None,
+    Option("gpu_blocks", "N", whole_number(1, MAX_BLOCKS), None,
            "blocks in the gpu pool (required)"),
     Option("device", "auto|cuda|cpu", choice(*DEVICES), "auto",
            "where the gpu pool is; cpu keeps it in host memory"),
@@ -195,4 +259,30 @@ OPTIONS: tuple[Option, ...] = (
            "raise an alarm for a session that is silent this long while it holds blocks"),
     Option("admin_token_file", "FILE", parse_path, None,
            "file with the token for changing calls over TCP; needed to listen beyond loopback"),
+    Option("cpu_blocks", "N", whole_number(0, MAX_BLOCKS), "0",
+           "blocks in the cpu tier, in host memory; a lower tier needs --kv-spec"),
+    Option("nvme_path", "DIR", parse_path, None, "where the nvme tier keeps its segment files"),
+    Option("nvme_blocks", "N", whole_number(0, MAX_BLOCKS), "0",
+           "blocks in the nvme tier, preallocated in --nvme-path"),
+    Option("remote", "URL", parse_remote, None,
+           "a shared store beside the tiers: mooncake://HOST:PORT of its master"),
+    Option("write_policy", "|".join(WRITE_POLICIES), choice(*WRITE_POLICIES), "write_back",
+           "copy blocks down before their room is needed, at once when they are published, or once"
+           " they have been hit"),
+    Option("low_watermark", "PERCENT", number(MAX_WATERMARK, "percent"), "5",
+           "part of a tier that is kept free or clean: below it, blocks are copied down"),
+    Option("high_watermark", "PERCENT", number(MAX_WATERMARK, "percent"), "10",
+           "where copying down ends again"),
+    Option("onboarding", "|".join(ONBOARDINGS), choice(*ONBOARDINGS), "wait",
+           "whether an Acquire waits for blocks from below the gpu, is answered at once, or waits"
+           " up to --onboard-timeout"),
+    Option("onboard_timeout", "SECONDS", parse_seconds, "1", "for --onboarding timeout"),
+    Option("break_even", "", parse_switch, "true",
+           "leave blocks below the gpu that are computed faster than brought up"),
+    Option("verify", "|".join(VERIFICATIONS), choice(*VERIFICATIONS), "sample",
+           "checksums of blocks from the cpu tier: of one in 16, or of all; those from nvme and"
+           " the remote always are"),
+    Option("movers", "N", whole_number(1, MAX_MOVERS), "1", "processes that copy between tiers"),
+    Option("max_pinned", "PERCENT", number(100, "percent"), "50", "part of a tier that pins may"
+           " hold"),
 )  # fmt: skip

@@ -36,3 +36,7 @@ MAX_CLIENT_NAME_BYTES = 256
 MAX_CAPABILITIES = 64
 MAX_CAPABILITY_BYTES = 64
 MAX_KV_SPEC_STRING_BYTES = 256  # dtype, layout, backend
+MAX_TAGS = 8  # of one Acquire
+MAX_TAG_BYTES = 64
+MAX_PRIORITY = 100  # of Retention: from minus this
+MAX_TTL_MS = 366 * 24 * 3_600_000  # of Retention and of Pin

@@ -36,7 +36,8 @@ def test_config_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
 
 def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
     arguments = ["--gpu-blocks", "5", "--prefault", "--http", "off", "--listen", "[::1]:0"]
-    loaded = load_from(*arguments, "--kv-spec", "llama-3-8b")
+    tiers = ["--cpu-blocks", "7", "--low-watermark", "2.5", "--no-break-even"]
+    loaded = load_from(*arguments, *tiers, "--kv-spec", "llama-3-8b")
     file = tmp_path / "printed.toml"
     file.write_text(format_config(loaded))
     assert tomllib.loads(file.read_text())["http"] == "off"
@@ -150,6 +151,83 @@ def test_loopback_addresses(text: str) -> None:
 def test_malformed_addresses(text: object) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse_address(text)
+
+
+TIERS = ("--gpu-blocks", "9", "--kv-spec", "llama-3-8b")
+
+
+def test_there_are_no_lower_tiers_unless_asked_for() -> None:
+    settings = load_from("--gpu-blocks", "9").settings
+    assert not settings.has_tiers
+    config = settings.cache_config()
+    assert (config.num_blocks, config.cpu_blocks, config.nvme_blocks, config.remote) == (
+        9, 0, 0, False,
+    )  # fmt: skip
+    assert (config.low_watermark, config.high_watermark, config.max_pinned) == (0.05, 0.1, 0.5)
+    assert (config.write_policy, config.onboarding, config.break_even) == (
+        "write_back", "wait", True,
+    )  # fmt: skip
+
+
+def test_tiers_reach_the_core_in_its_units() -> None:
+    settings = load_from(
+        *TIERS, "--cpu-blocks", "20", "--nvme-path", "~/x", "--nvme-blocks", "300",
+        "--remote", "mooncake://master:50051?protocol=rdma", "--write-policy", "selective",
+        "--low-watermark", "2.5", "--high-watermark", "50", "--onboarding", "timeout",
+        "--onboard-timeout", "0.25", "--no-break-even", "--verify", "all", "--movers", "8",
+        "--max-pinned", "100",
+    ).settings  # fmt: skip
+    assert settings.has_tiers
+    assert settings.nvme_path == Path.home() / "x"
+    assert (settings.verify, settings.movers) == ("all", 8)
+    config = settings.cache_config()
+    assert (config.cpu_blocks, config.nvme_blocks, config.remote) == (20, 300, True)
+    assert (config.low_watermark, config.high_watermark, config.max_pinned) == (0.025, 0.5, 1.0)
+    assert (config.onboarding, config.onboard_timeout_ms) == ("timeout", 250)
+    assert (config.write_policy, config.break_even) == ("selective", False)
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [
+        ("--cpu-blocks", "1"),
+        ("--nvme-blocks", "1", "--nvme-path", "/n"),
+        ("--remote", "mooncake://h:1"),
+    ],
+)
+def test_lower_tiers_need_a_kv_spec(tier: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="needs kv_spec.*--kv-spec"):
+        load_from("--gpu-blocks", "9", *tier)
+    assert load_from(*TIERS, *tier).settings.has_tiers
+
+
+def test_the_nvme_tier_needs_a_path_and_a_size() -> None:
+    with pytest.raises(ConfigError, match="nvme_blocks.*--nvme-path"):
+        load_from(*TIERS, "--nvme-blocks", "5")
+    with pytest.raises(ConfigError, match="nvme_path.*--nvme-blocks"):
+        load_from(*TIERS, "--nvme-path", "/n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("cpu-blocks", "-1"), ("cpu-blocks", "x"), ("nvme-blocks", "1.5"), ("write-policy", "lazy"),
+        ("onboarding", "never"), ("onboard-timeout", "-1"), ("verify", "none"), ("movers", "0"),
+        ("movers", "9"), ("max-pinned", "101"), ("low-watermark", "51"), ("high-watermark", "nan"),
+        ("low-watermark", "-1"), ("remote", "http://h:1"), ("remote", "mooncake://h"),
+        ("remote", "mooncake://:1"), ("remote", "mooncake://h:0"), ("remote", "mooncake://h:99999"),
+        ("remote", "mooncake://h:1/path"), ("remote", "mooncake://[h:1"), ("remote", ""),
+    ],
+)  # fmt: skip
+def test_settings_of_tiers_that_make_no_sense_are_refused_by_name(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=option.replace("-", "_")):
+        load_from(*TIERS, f"--{option}={value}")
+
+
+def test_watermarks_are_in_order() -> None:
+    with pytest.raises(ConfigError, match="low_watermark 20 is above high_watermark 10"):
+        load_from(*TIERS, "--low-watermark", "20")
+    assert load_from(*TIERS, "--low-watermark", "10").settings.low_watermark == 10
 
 
 def test_off_means_no_address() -> None:

@@ -4,7 +4,9 @@ import struct
 
 import pytest
 
+from radixkv.core import tier_ops
 from radixkv.core.errors import Exhausted
+from radixkv.core.results import Acquired, Miss, MissKind, Onboarded, OnboardReason, Retention
 from radixkv.pools.arena import ArenaError
 from radixkv.server.backing import Backing
 from radixkv.server.namespaces import Models
@@ -58,6 +60,13 @@ BAD = {
     "many contents": (acquire(2, range(9), contents=[content(0, 1)] * 4097), "4097 content"),
     "adapter without version": (acquire(2, range(9), scope={"adapter": "x"}), "adapter_version"),
     "long salt": (acquire(2, range(9), scope={"salt": "ä" * 129}), "scope.salt is 258 bytes"),
+    "many tags": (acquire(2, range(9), tags=map(str, range(9))), "9 tags, at most 8"),
+    "empty tag": (acquire(2, range(9), tags=[""]), "1 to 64 bytes"),
+    "long tag": (acquire(2, range(9), tags=["ä" * 33]), "1 to 64 bytes"),
+    "unprintable tag": (acquire(2, range(9), tags=["a\nb"]), "printable"),
+    "priority": (acquire(2, range(9), retention={"priority": 101}), "priority 101"),
+    "low priority": (acquire(2, range(9), retention={"priority": -101}), "priority -101"),
+    "ttl": (acquire(2, range(9), retention={"ttl_ms": limits.MAX_TTL_MS + 1}), "a year"),
     "commit past the end": (commit(1, 13), "upto 13"),
     "commit below": (commit(1, 4), "upto 4"),
     "commit absurd": (commit(1, 2**32 - 1), "upto 4294967295"),
@@ -160,6 +169,40 @@ def test_scopes_keep_apart_and_the_same_scope_is_shared(rig, peer):
         assert replies[0].acquire.cached_tokens == 0
         assert replies[2].acquire.cached_tokens == 8
     assert peer.step(acquire(30, range(50, 59)))[0].acquire.cached_tokens == 8, "{} is no scope"
+
+
+def test_tags_and_retention_reach_the_core_and_onboarding_comes_back(rig, peer, monkeypatch):
+    asked = []
+    onboarded = Onboarded(OnboardReason.TIMEOUT, 4, 8, 12, 16)
+
+    def answer(session_id, lease_id, request, now_ms):
+        asked.append(request)
+        return Acquired(lease_id, b"", 0, 0, 0, Miss(MissKind.NONE), 0, (), onboarded)
+
+    monkeypatch.setattr(rig.cache, "acquire", answer)
+    tags = ["b", "ä" * 32, "b"]
+    retention = {"priority": -100, "ttl_ms": limits.MAX_TTL_MS}
+    replies = peer.step(
+        acquire(7, range(9), tags=tags, retention=retention), acquire(8, range(9), retention={})
+    )
+    assert asked[0].tags == ("b", "ä" * 32), "each once, in order"
+    assert asked[0].retention == Retention(-100, limits.MAX_TTL_MS)
+    assert (asked[1].tags, asked[1].retention) == ((), Retention())
+    assert replies[0].acquire.onboarding == pb.Onboarding(
+        reason=pb.Onboarding.TIMEOUT, cpu_tokens=4, nvme_tokens=8, remote_tokens=12, left_tokens=16
+    )
+    first = peer.replies[0].acquire
+    assert not first.HasField("onboarding"), "nothing lay below"
+
+
+def test_every_reason_of_the_core_has_its_name_on_the_wire():
+    assert {reason.name: reason.value for reason in OnboardReason} == dict(
+        pb.Onboarding.Reason.items()
+    )
+
+
+def test_limits_of_core_and_wire_agree():
+    assert (limits.MAX_TAGS, limits.MAX_TAG_BYTES) == (tier_ops.MAX_TAGS, tier_ops.MAX_TAG_BYTES)
 
 
 def test_a_fault_in_the_server_is_internal_and_tells_no_detail(rig, peer, monkeypatch, caplog):
