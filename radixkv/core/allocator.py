@@ -1,4 +1,4 @@
-"""Which block ids of a pool are free.
+"""Which block ids of a pool are free: a stack, or for slots of nvme a queue.
 
 Never used ids are handed out in ascending order, and only when no freed id is left, so that an
 arena needs memory only up to the highest id ever handed out. Id 0, the null block, is not here.
@@ -48,3 +48,39 @@ class BlockAllocator:
     def free_ids(self) -> list[int]:
         """A copy of the free ids, O(pool); for checks."""
         return list(self._free)
+
+
+class SlotAllocator(BlockAllocator):
+    """The same as a queue: what was freed last is taken last, so a bad slot is not met at once."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._free.reverse()
+        self._head = 0
+
+    @property
+    def num_free(self) -> int:
+        """Free ids."""
+        return len(self._free) - self._head
+
+    def take(self, count: int) -> array:
+        """Remove `count` free ids and return them; the caller has checked `num_free`."""
+        assert 0 <= count <= self.num_free, "taking more slots than are free"
+        taken = self._free[self._head : self._head + count]
+        self._head += count
+        if self._head > len(self._free) // 2:
+            del self._free[: self._head]
+            self._head = 0
+        return taken
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Take just these ids, which are free. O(all free ids)."""
+        del self._free[: self._head]
+        self._head = 0
+        super().remove(ids)
+
+    def free_ids(self) -> list[int]:
+        """A copy of the free ids, O(pool); for checks."""
+        return list(self._free[self._head :])

@@ -16,7 +16,7 @@ from radixkv.core.probing import Question
 from radixkv.core.results import Acquired, AcquireRequest, CopyOp, OnboardReason, Retention
 from radixkv.core.state import SessionFull, State
 from radixkv.core.tokens import TOKEN_BYTES, check_signs
-from radixkv.core.tree import GPU, Marks, Match, Nearest, Node
+from radixkv.core.tree import GPU, Marks, Match, Nearest, Node, Tree
 
 Awaited = Flight | Load | Question
 
@@ -37,33 +37,9 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Awaited:
                 tokens, request.contents, request.placeholder_tokens, intern=True
             )
             contents, tokens, cacheable = resolved.contents, resolved.tokens, resolved.cacheable
-        limit = usable_bytes(len(tokens), cacheable, state.block_bytes)
-        match = tree.match(tokens, limit)
-        if plain:
-            check_signs(tokens, match.length)
-        below: Load | Question | None = None
-        cached = match.length
-        if index.tiered:
-            below = _below(state, waiter, match, tokens, limit, now_ms)
-            match = tree.match(tokens, limit)
-            cached = match.length
-            match = index.on_gpu(match)
-        found = flight.find(match, tokens, limit)
-        if below is not None:
-            outcome: Acquired | Awaited = below
-        elif found is not None and now_ms < waiter.flight_deadline_ms:
-            outcome = found
-        else:
-            computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
-            lease = Lease(
-                waiter.session, waiter.lease_id, tree.root, array("i"), 0, 0, b"",
-                cacheable, request.placeholder_tokens, contents,
-            )  # fmt: skip
-            outcome = _grant(state, lease, waiter, tokens, match, computed, now_ms)
-            contents = ()
-            if cached > match.length or waiter.onboarded:
-                left = cached - match.length
-                outcome = outcome._replace(onboarding=onboarded(state, waiter, left))
+        outcome = _decide(state, waiter, tree, tokens, cacheable, plain, contents, now_ms)
+        if isinstance(outcome, Acquired):
+            contents = ()  # the lease's now
     except CacheError as error:
         waiter.session_full = isinstance(error, SessionFull)
         waiter.shortage = str(error)
@@ -73,6 +49,40 @@ def attempt(state: State, waiter: Waiter, now_ms: int) -> Acquired | Awaited:
             tree.contents.refer(content, -1)
         index.let_go(tree)
     return outcome
+
+
+def _decide(
+    state: State, waiter: Waiter, tree: Tree, tokens: bytes, cacheable: int, plain: bool,
+    contents: tuple[Content, ...], now_ms: int,
+) -> Acquired | Awaited:  # fmt: skip
+    index = state.index
+    limit = usable_bytes(len(tokens), cacheable, state.block_bytes)
+    match = tree.match(tokens, limit)
+    if plain:
+        check_signs(tokens, match.length)
+    cached = match.length
+    if index.tiered:
+        awaited = _below(state, waiter, match, tokens, limit, now_ms)
+        if awaited is not None:
+            return awaited
+        match = tree.match(tokens, limit)
+        cached = match.length
+        match = index.on_gpu(match)
+    found = flight.find(match, tokens, limit)
+    if found is not None and now_ms < waiter.flight_deadline_ms:
+        return found
+    computed = 0 if found is None else (found.goal - match.length) // TOKEN_BYTES
+    lease = Lease(
+        waiter.session, waiter.lease_id, tree.root, array("i"), 0, 0, b"",
+        cacheable, waiter.request.placeholder_tokens, contents,
+    )  # fmt: skip
+    granted = _grant(state, lease, waiter, tokens, match, computed, now_ms)
+    if cached > match.length or waiter.onboarded:
+        left = (cached - match.length) // TOKEN_BYTES
+        granted = granted._replace(
+            onboarding=onboarded(state, waiter, granted.cached_tokens, left)
+        )
+    return granted
 
 
 def _below(

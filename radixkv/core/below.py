@@ -6,7 +6,9 @@ up, why. `Waiter.reason` is final once it is set.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from radixkv.core.errors import Exhausted
@@ -15,13 +17,12 @@ from radixkv.core.onboard import Load, Source
 from radixkv.core.probing import Question, names_of
 from radixkv.core.results import Onboarded, OnboardReason
 from radixkv.core.tier_ops import Place
-from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import Match, Node
 
 if TYPE_CHECKING:
     from radixkv.core.state import State
 
-MAX_LOAD_WAIT_MS = 30_000  # also where onboarding waits without a timeout of its own
+MAX_LOAD_WAIT_MS = 10_000  # also where onboarding waits without a timeout of its own
 
 
 def wait_for(
@@ -40,7 +41,10 @@ def wait_for(
     else:
         found = _from_remote(state, waiter, match, tokens, limit, now_ms)
     if found is not None:
-        waiter.held_before = held.length
+        if held.length < match.length:
+            waiter.held_before = held.length
+        elif isinstance(found, Load):
+            waiter.remote_before = held.length
         if waiter.load_deadline_ms is None:
             config = state.config
             timeout = config.onboarding == "timeout"
@@ -55,29 +59,36 @@ def _from_below(
 ) -> Load | None:
     sources = state.onboard.sources(match, held, now_ms)
     depth = held.length // state.index.block_bytes
-    return _load(state, waiter, match.node, depth, held.length, sources, now_ms)
+    grown = held.length > waiter.held_before
+    return _load(state, waiter, match.node, depth, grown, sources, now_ms)
 
 
 def _from_remote(
     state: State, waiter: Waiter, match: Match, tokens: bytes, limit: int, now_ms: int
 ) -> Load | Question | None:
-    suspended = state.transfers.is_suspended(Place.REMOTE, now_ms)
+    suspended = state.transfers.health[Place.REMOTE].reads.is_suspended(now_ms)
     if not state.config.remote or match.length >= limit or suspended:
         return None
     node = state.index.settle(match)
     rest = tokens[match.length : limit]
     if waiter.on_remote is None:
         return state.probing.ask(node, rest)
-    names = names_of(node, rest, waiter.on_remote)
+    names = list(
+        takewhile(
+            lambda name: not state.erasing.is_erased(name.digest),
+            names_of(node, rest, waiter.on_remote),
+        )
+    )
     if not names:
         return None
     sources = [Source(Place.REMOTE, 0, name) for name in names]
     depth = match.length // state.index.block_bytes
-    return _load(state, waiter, node, depth, match.length, sources, now_ms)
+    grown = match.length > waiter.remote_before
+    return _load(state, waiter, node, depth, grown, sources, now_ms)
 
 
 def _load(
-    state: State, waiter: Waiter, node: Node, depth: int, held_bytes: int,
+    state: State, waiter: Waiter, node: Node, depth: int, grown: bool,
     sources: Sequence[Source], now_ms: int,
 ) -> Load | None:  # fmt: skip
     """A load of the sources that pay, new or running; None with a reason if there is none."""
@@ -87,10 +98,11 @@ def _load(
     load = state.onboard.find(sources[0])
     if load is not None:
         return load
-    if held_bytes <= waiter.held_before and sources[0].identity is None:
+    if not grown:
         waiter.reason = OnboardReason.FAILED  # the last load brought nothing
         return None
-    count = state.onboard.worthwhile(sources)
+    asked_for = state.prefetches.is_asked_for(waiter)
+    count = len(sources) if asked_for else state.onboard.worthwhile(sources)
     if not count:
         waiter.reason = OnboardReason.BREAK_EVEN
         state.counters.break_even_acquires += 1
@@ -119,15 +131,22 @@ def may_drop(state: State, waiter: Waiter, now_ms: int) -> bool:
     return waiter.drop_at_ms is not None and now_ms >= waiter.drop_at_ms
 
 
-def onboarded(state: State, waiter: Waiter, left_bytes: int) -> Onboarded | None:
-    """What the reply says; None if nothing of the prompt lay below."""
-    if not waiter.onboarded and not left_bytes:
+def onboarded(state: State, waiter: Waiter, cached_tokens: int, left: int) -> Onboarded | None:
+    """What the reply says of `cached_tokens`, and of `left` behind them; None if none lay below."""
+    cached = cached_tokens // state.block_size
+    came_from = {
+        block: place
+        for place, first, behind in waiter.onboarded  # again, if it was evicted meanwhile
+        for block in range(first, min(behind, cached))
+    }
+    if not left and not came_from:
         return None
-    tokens = {place: blocks * state.block_size for place, blocks in waiter.onboarded.items()}
+    blocks = Counter(came_from.values())
+    tokens = {place: number * state.block_size for place, number in blocks.items()}
     for place, number in tokens.items():
-        state.transfers.health_of(place).hit_tokens += number
-    reason = waiter.reason or OnboardReason.FAILED if left_bytes else OnboardReason.LOADED
+        state.transfers.health[place].hit_tokens += number
+    reason = waiter.reason or OnboardReason.FAILED if left else OnboardReason.LOADED
     return Onboarded(
         reason, tokens.get(Place.CPU, 0), tokens.get(Place.NVME, 0),
-        tokens.get(Place.REMOTE, 0), left_bytes // TOKEN_BYTES,
+        tokens.get(Place.REMOTE, 0), left,
     )  # fmt: skip

@@ -7,25 +7,29 @@ owner is parked in flight and becomes free when the last of them is over.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from radixkv.core.allocator import BlockAllocator
+from radixkv.core.allocator import BlockAllocator, SlotAllocator
 
 
 class BlockPool:
     """Free, busy and parked blocks of one place. Every method is O(blocks named).
 
     `stale` (nvme) are the slots that may hold a record which the tree does not know; a restart
-    would find it.
+    would find it. `doomed` are busy slots to erase before they become free: `on_free` hears of them
+    instead, `on_kept` of those that became part of the tree.
     """
 
-    __slots__ = ("_allocator", "busy", "parked", "stale")
+    __slots__ = ("_allocator", "busy", "doomed", "on_free", "on_kept", "parked", "stale")
 
     def __init__(self, num_blocks: int, keeps_records: bool = False) -> None:
-        self._allocator = BlockAllocator(num_blocks)
+        self._allocator = (SlotAllocator if keeps_records else BlockAllocator)(num_blocks)
         self.busy: dict[int, int] = {}
         self.parked: set[int] = set()
         self.stale: set[int] | None = set() if keeps_records else None
+        self.doomed: set[int] = set()
+        self.on_free: Callable[[list[int]], None] = lambda ids: None
+        self.on_kept: Callable[[list[int]], None] = lambda ids: None
 
     @property
     def num_blocks(self) -> int:
@@ -65,29 +69,41 @@ class BlockPool:
 
     def let_go(self, ids: Iterable[int]) -> None:
         """Undo one `hold`."""
+        doomed = []
         for block in ids:
             self.busy[block] -= 1
-            if not self.busy[block]:
-                del self.busy[block]
-                if block in self.parked:
-                    self.parked.discard(block)
-                    self._put(block)
+            if self.busy[block]:
+                continue
+            del self.busy[block]
+            if block in self.doomed and block in self.parked:
+                doomed.append(block)
+            elif block in self.parked:
+                self.parked.discard(block)
+                self._put(block)
+        if doomed:
+            self.doomed.difference_update(doomed)
+            self.on_free(doomed)
 
     def withdraw(self, ids: Iterable[int]) -> list[int]:
-        """Hold those of these blocks that are free or parked. O(free blocks). Returns them."""
-        chosen = set(ids)
-        free = chosen.intersection(self._allocator.free_ids())
-        if free:
-            self._allocator.remove(free)
-            self.parked |= free
-        taken = sorted(chosen & self.parked)
-        self.hold(taken)
-        return taken
+        """Take those of these blocks that are free, as parked and busy ones. O(free blocks)."""
+        chosen = sorted(set(ids).intersection(self._allocator.free_ids()))
+        if chosen:
+            self._allocator.remove(chosen)
+            self.park(chosen)
+        return chosen
 
-    def settle(self, kept: Iterable[int], freed: Iterable[int]) -> None:
+    def park(self, ids: Iterable[int]) -> None:
+        """Hold blocks that nobody owns."""
+        self.parked.update(ids)
+        self.hold(ids)
+
+    def settle(self, kept: Sequence[int], freed: Iterable[int]) -> None:
         """A transfer into these blocks is over: some belong to the tree now, the rest to nobody."""
         if self.stale is not None:
             self.stale.difference_update(kept)
+            spared = [block for block in kept if block in self.doomed]
+            self.doomed.difference_update(spared)
+            self.on_kept(spared)
         self.free(freed)
 
     def _put(self, block: int) -> None:

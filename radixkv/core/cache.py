@@ -281,8 +281,7 @@ class Cache(TierCalls):
     def poll(self, now_ms: int) -> list[Event]:
         """Let waiting Acquires go on; returns what happened. Call after each batch."""
         state = self._state
-        if state.index.tiered:
-            self._run_tiers(now_ms)
+        self._run_tiers(now_ms)
         self._acquires.poll(now_ms)
         if state.index.tiered:
             state.offload.run(now_ms)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from radixkv.core.content import Resolved
 from radixkv.core.errors import InvalidArgument
+from radixkv.core.health import Health
 from radixkv.core.invalidate import Invalidation
 from radixkv.core.miss import usable_bytes
 from radixkv.core.restore import restore
@@ -23,7 +24,6 @@ from radixkv.core.retention import retain
 from radixkv.core.state import State
 from radixkv.core.tier_ops import Outcome, Place, StoredBlock, TierOp
 from radixkv.core.tokens import TOKEN_BYTES, check_tokens
-from radixkv.core.transfers import Health
 
 
 class TierCalls:
@@ -63,7 +63,7 @@ class TierCalls:
 
     def _run_tiers(self, now_ms: int) -> None:
         state = self._state
-        state.transfers.resume(now_ms)
+        state.transfers.health.resume(now_ms)
         state.pins.expire(now_ms)
         due = state.index.expiry.due(now_ms)
         if due:
@@ -72,7 +72,8 @@ class TierCalls:
 
     def _next_tier_ms(self) -> int | None:
         state = self._state
-        times = (state.pins.next_ms(), state.index.expiry.next_ms(), state.transfers.resume_ms())
+        health = state.transfers.health
+        times = (state.pins.next_ms(), state.index.expiry.next_ms(), health.resume_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # ---- prefetch, pins, retention ----------------------------------------------------------
@@ -173,11 +174,7 @@ class TierCalls:
 
     def health(self, place: Place) -> Health:
         """What is known of a place below the gpu; live."""
-        return self._state.transfers.health_of(place)
-
-    def is_suspended(self, place: Place, now_ms: int) -> bool:
-        """Whether a place below the gpu is left alone for now, because it fails."""
-        return self._state.transfers.is_suspended(place, now_ms)
+        return self._state.transfers.health[place]
 
     def evicted_from(self, place: Place) -> int:
         """Blocks that left a place for want of room since the start."""

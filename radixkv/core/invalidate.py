@@ -54,7 +54,7 @@ class Invalidation:
         for node in nodes:
             if node.tokens and not node.detached:
                 self._take(node, 0)
-        self._result()
+        self._state.erasing.begin(self._slots, self._digests, told=False)
 
     def _result(self) -> Invalidated:
         ticket = 0

@@ -65,8 +65,9 @@ class Waiter:
     to the gpu, or for the remote's answer (until `load_deadline_ms`); else for room (until
     `room_deadline_ms`; from `drop_at_ms` on by dropping what has no copy below).
 
-    held_before: bytes of its prompt on the gpu when it last waited for a load, -1 = never.
-    onboarded: blocks brought up for it. on_remote: what the remote has of it, once it was asked.
+    held_before: bytes of its prompt on the gpu when it last waited for blocks from below, -1 =
+    never; remote_before: the same for the remote. onboarded: runs of blocks brought up for it, as
+    (place, first, behind the last). on_remote: what the remote has of it, once it was asked.
     """
 
     session: Session
@@ -86,7 +87,8 @@ class Waiter:
     load_deadline_ms: int | None = None
     drop_at_ms: int | None = None
     held_before: int = -1
-    onboarded: dict[Place, int] = field(default_factory=dict)
+    remote_before: int = -1
+    onboarded: list[tuple[Place, int, int]] = field(default_factory=list)
     on_remote: tuple[bytes, ...] | None = None
     reason: OnboardReason | None = None
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from radixkv.core.errors import Exhausted
 from radixkv.core.identity import identities
 from radixkv.core.places import PlaceState
 from radixkv.core.tier_ops import BlockIdentity, Outcome, Place
@@ -34,6 +34,9 @@ MAX_LOOKED_AT = 8  # queued nodes, before one is found that can be written
 MAX_QUEUED = 65_536  # nodes waiting to be written; the oldest are forgotten
 
 
+Sent = tuple[Place, Place, int] | tuple[Place, bytes]
+
+
 class Offload:
     """All writes of a cache."""
 
@@ -45,6 +48,7 @@ class Offload:
         self._through = state.config.write_policy == "write_through"
         self._queues: dict[Place, deque[Node]] = {place: deque() for place in Place}
         self._writing: set[tuple[Node, Place]] = set()
+        self._sent: set[Sent] = set()  # blocks on their way to a target
         self._cleaning: set[Place] = set()
         self._stuck: set[Place] = set()
         self._pressed: set[Place] = set()  # where a write found no room
@@ -61,7 +65,7 @@ class Offload:
         lasting = Place.NVME if len(places) > Place.NVME else Place.REMOTE
         if lasting is Place.REMOTE and not self._state.config.remote:
             return False
-        if self._transfers.is_suspended(lasting, now_ms):
+        if self._transfers.health[lasting].writes.is_suspended(now_ms):
             return False
         if not self._flushing:
             self._flushing = True
@@ -91,7 +95,7 @@ class Offload:
         for _ in upwards:  # a place may find only now that the one below has to make room
             for place, target in upwards:
                 moved = self._clean(place, target, now_ms)
-                waits = moved or self._is_moving(place) or self._is_moving(target)
+                waits = moved or self.is_moving(place) or self.is_moving(target)
                 (self._stuck.discard if waits else self._stuck.add)(place)
         if self._state.config.remote and Place.REMOTE not in self._below.values():
             self._feed_remote(now_ms)
@@ -108,7 +112,7 @@ class Offload:
     def _clean(self, place: Place, target: Place, now_ms: int) -> bool:
         """Write from one place to the next; False if something should go and nothing can."""
         state = self._index.places[place]
-        if self._transfers.is_suspended(target, now_ms):
+        if self._transfers.health[target].writes.is_suspended(now_ms):
             return False
         while self._transfers.in_flight(place, target) < MAX_IN_FLIGHT:
             queue = self._queues[place]
@@ -123,7 +127,7 @@ class Offload:
                 return False
         return True
 
-    def _is_moving(self, place: Place) -> bool:
+    def is_moving(self, place: Place) -> bool:
         """Whether blocks are on their way from here to the next place."""
         target = self._below.get(place)
         return target is not None and self._transfers.in_flight(place, target) > 0
@@ -158,7 +162,7 @@ class Offload:
 
     def _feed_remote(self, now_ms: int) -> None:
         queue = self._queues[Place.REMOTE]
-        if self._transfers.is_suspended(Place.REMOTE, now_ms):
+        if self._transfers.health[Place.REMOTE].writes.is_suspended(now_ms):
             return
         while queue:
             source = Place.GPU if queue[0].residency[Place.GPU] else Place.CPU
@@ -194,10 +198,16 @@ class Offload:
         if target is not Place.CPU:
             names = identities(node, first, count)
             count = len(names)
+            if any(self._state.erasing.is_erased(name.digest) for name in names):
+                return False
             if not count:
                 for step in {node, leaf}:
                     self._index.mark_unstorable(step)
                 return False
+        source_ids = node.residency[source][first : first + count]
+        sent = _keys(target, source, source_ids, names)
+        if not self._sent.isdisjoint(sent):
+            return False  # by a write that began before the edge was split
         self._index.lock(node)
         target_ids: tuple[int, ...] = ()
         if target is not Place.REMOTE:
@@ -206,11 +216,12 @@ class Offload:
                 self._index.unlock(node)
                 return False
             count = len(target_ids)
-        source_ids = node.residency[source][first : first + count]
+        sent = sent[:count]
+        self._sent.update(sent)
         self._writing.add((node, target))
         self._transfers.start(
-            source, target, source_ids, target_ids, node.tree.namespace, names[:count],
-            partial(self._written, node, source, target, depth_of(node) + first, target_ids),
+            source, target, source_ids[:count], target_ids, node.tree.namespace, names[:count],
+            partial(self._written, node, source, target, depth_of(node) + first, target_ids, sent),
         )  # fmt: skip
         return True
 
@@ -218,19 +229,19 @@ class Offload:
         """Up to `count` blocks of `target`, without losing what should go further down."""
         state = self._index.places[target]
         may_drop = not state.has_slower or self.is_stuck(target)
-        ready = state.num_available if may_drop else state.num_ready
-        try:
-            taken = tuple(self._state.take(target, min(count, ready), may_drop))
-        except Exhausted:
-            taken = ()
+        short = count - state.pool.num_free
+        if short > 0:
+            self._index.evict(target, short, may_drop, spare_copies=True)
+        taken = tuple(state.pool.take(min(count, state.pool.num_free)))
         (self._pressed.discard if taken else self._pressed.add)(target)
         return taken
 
     def _written(
         self, node: Node, source: Place, target: Place, depth: int, ids: tuple[int, ...],
-        outcomes: Outcomes,
+        sent: Sequence[Sent], outcomes: Outcomes,
     ) -> None:  # fmt: skip
         self._writing.discard((node, target))
+        self._sent.difference_update(sent)
         path = Path(node)
         kept = 0
         for outcome in outcomes:
@@ -260,3 +271,12 @@ class Offload:
             self._enqueue(target, node)
         if target is not Place.REMOTE and self._state.config.remote and whole:
             self._enqueue(Place.REMOTE, node)
+
+
+def _keys(
+    target: Place, source: Place, ids: Sequence[int], names: Sequence[BlockIdentity]
+) -> list[Sent]:
+    """What tells whether a block is on its way to a target already."""
+    if target is Place.REMOTE:
+        return [(target, name.digest) for name in names]
+    return [(target, source, block) for block in ids]

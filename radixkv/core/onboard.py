@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from radixkv.core.errors import Exhausted
 from radixkv.core.identity import identities
 from radixkv.core.lease import Waiter
-from radixkv.core.tier_ops import BlockIdentity, Cancel, Outcome, Place
+from radixkv.core.tier_ops import BlockIdentity, Outcome, Place
 from radixkv.core.transfers import RUN_BLOCKS, Outcomes, Path, can_follow
 from radixkv.core.tree import GPU, Match, Node
 
@@ -74,7 +74,7 @@ class Load:
     arrived: int = 0
     runs: deque[Run] = field(default_factory=deque)
     stopped: bool = False
-    loaded: dict[Place, int] = field(default_factory=dict)
+    loaded: list[tuple[Place, int, int]] = field(default_factory=list)
 
 
 class Onboard:
@@ -100,7 +100,7 @@ class Onboard:
         usable = [
             place.place
             for place in self._index.places[1:]
-            if not self._transfers.is_suspended(place.place, now_ms)
+            if not self._transfers.health[place.place].reads.is_suspended(now_ms)
         ]
         for node in path:
             first = held.inside // block if node is held.node else 0
@@ -214,9 +214,9 @@ class Onboard:
                 good += 1
             attach = self._attach_remote if sources[0].identity else self._attach
             good = attach(load, run, good)
+            first = load.depth + load.arrived
             load.arrived += good
-            place = sources[0].place
-            load.loaded[place] = load.loaded.get(place, 0) + good
+            load.loaded.append((sources[0].place, first, first + good))
         self._state.gpu.pool.free(run.ids[good:])
         self._let_go(sources)
         if good < len(run.ids):
@@ -261,7 +261,7 @@ class Onboard:
             load.stopped = True
             for run in load.runs:
                 if run.outcomes is None:
-                    self._transfers.ops.append(Cancel(run.transfer_id))
+                    self._transfers.cancel(run.transfer_id)
 
     def _let_go(self, sources: Sequence[Source]) -> None:
         for source in sources:
@@ -280,8 +280,7 @@ class Onboard:
         if node.tokens and not node.detached and node.parent is not None:
             self._index.join_up(node)
         for waiter in load.waiters:
-            for place, blocks in load.loaded.items():
-                waiter.onboarded[place] = waiter.onboarded.get(place, 0) + blocks
+            waiter.onboarded += load.loaded
             self._free(waiter)
         load.waiters.clear()
 

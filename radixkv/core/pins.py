@@ -68,13 +68,15 @@ class Pins:
         return sum(self.remove(pin_id) for pin_id in lifted)
 
     def remove_below(self, top: Node) -> None:
-        """Lift the pins at and below a node that is invalidated. O(all pins)."""
+        """Shorten the pins at and below a node that is invalidated to its parent. O(all pins)."""
         for pin_id, node in list(self._pins.items()):
             step: Node | None = node
             while step is not None and step is not top:
                 step = step.parent
-            if step is top:
-                self.remove(pin_id)
+            if step is top and top.parent is not None:
+                self._index.pin(top.parent)
+                self._index.unpin(node)
+                self._pins[pin_id] = top.parent
 
     def expire(self, now_ms: int) -> None:
         """Lift the pins whose time is over."""

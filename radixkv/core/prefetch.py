@@ -68,6 +68,10 @@ class Prefetches:
         """Whether this is a prefetch, not an Acquire."""
         return waiter.session is self._nobody
 
+    def is_asked_for(self, waiter: Waiter) -> bool:
+        """Whether somebody wants this prefetch, whatever it costs."""
+        return self.knows(waiter) and waiter.lease_id != 0
+
     def retry(self, waiter: Waiter, now_ms: int) -> None:
         """What it waited for is over."""
         if waiter.done:
@@ -126,6 +130,8 @@ class Prefetches:
         return held, match.length - held
 
     def _tell(self, waiter: Waiter, held_and_left: tuple[int, int]) -> None:
-        loaded = sum(waiter.onboarded.values()) * self._state.block_size
+        blocks = sum(behind - first for _, first, behind in waiter.onboarded)
         left = held_and_left[1] // TOKEN_BYTES
-        self._state.events.append(PrefetchEnded(waiter.lease_id, loaded, left))
+        self._state.events.append(
+            PrefetchEnded(waiter.lease_id, blocks * self._state.block_size, left)
+        )

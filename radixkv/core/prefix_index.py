@@ -93,7 +93,11 @@ class PrefixIndex(Residency):
             if self.tiered:
                 self._not_candidate(parent)
                 self._not_candidate(node)
+                self._count(parent, -1)
+                self._count(node, -1)
             node.tree.join(node)
+            if self.tiered:
+                self._count(node, 1)
             self.refresh(node)
 
     # ---- growth -----------------------------------------------------------------------------
@@ -154,11 +158,15 @@ class PrefixIndex(Residency):
 
     # ---- removal ----------------------------------------------------------------------------
 
-    def evict(self, place: Place, count: int, may_drop: bool = True) -> int:
+    def evict(
+        self, place: Place, count: int, may_drop: bool = True, spare_copies: bool = False
+    ) -> int:
         """Free up to `count` cached blocks, deepest of the policy's pick first; returns how many.
 
         Without `may_drop` it stops at the first pick of which a slower place should have a copy
-        first (`unclean`). O(log candidates) per node that shrinks, O(prefix bytes) per branch.
+        first (`unclean`); with `spare_copies` at the first whose tail a faster place has too, since
+        that would have to come down again. O(log candidates) per node that shrinks, O(prefix
+        bytes) per branch.
         """
         state = self.places[place]
         policy = state.policy
@@ -168,10 +176,12 @@ class PrefixIndex(Residency):
             node = policy.pick()
             if node is None or (not may_drop and node in state.unclean):
                 break
+            held = len(node.residency[place])
+            if spare_copies and any(len(ids) >= held for ids in node.residency[:place]):
+                break
             if lost is not None and lost[0] is not node:
                 self.evicted.add(*lost)
                 lost = None
-            held = len(node.residency[place])
             kept = max(held - (count - freed), 0)
             freed += held - kept
             policy.on_evict(node, held - kept)

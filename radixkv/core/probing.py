@@ -54,11 +54,11 @@ class Probing:
         """The remote answered, or (None) did not: that counts as having nothing."""
         question = self._asked.pop(probe_id)
         del self._by_digests[question.digests]
-        health = self._transfers.health_of(Place.REMOTE)
+        reads = self._transfers.health[Place.REMOTE].reads
         if present is None:
-            self._transfers.failed(health, now_ms)
+            reads.failed(now_ms)
         else:
-            health.failures = health.suspensions = 0
+            reads.worked()
         count = 0
         for there in present or ():
             if not there:

@@ -111,7 +111,8 @@ class State:
         short = count - state.pool.num_free
         if short > 0:
             if short > state.num_cached:
-                raise Exhausted(state.shortage(count))
+                waits = not may_drop and self.offload.is_moving(place)
+                raise (Unclean if waits else Exhausted)(state.shortage(count))
             evicted = self.index.evict(place, short, may_drop or not state.has_slower)
             if evicted < short:
                 assert not may_drop, "cached blocks that cannot be evicted"

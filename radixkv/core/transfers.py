@@ -23,8 +23,6 @@ Who may touch a block while a transfer runs
 
     Operations that find a block being loaded wait for that load; a second one is not started.
 
-Health: a place whose transfers fail three times in a row is *suspended*, longer each time: nothing
-goes there or comes from there until it is tried again.
 It must not know: why a transfer was started (its owner does), bytes, sockets, clocks.
 """
 
@@ -35,31 +33,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.core.costs import Costs
+from radixkv.core.health import Healths
 from radixkv.core.prefix_index import PrefixIndex
-from radixkv.core.tier_ops import BlockIdentity, Outcome, Place, TierOp, Transfer
+from radixkv.core.tier_ops import BlockIdentity, Cancel, Outcome, Place, TierOp, Transfer
 from radixkv.core.tree import Node
 
 RUN_BLOCKS = 32  # of one transfer
-MAX_FAILURES = 3  # in a row
-FIRST_SUSPENSION_MS = 1_000
-MAX_SUSPENSION_MS = 60_000
 
 Outcomes = Sequence[Outcome]
-
-
-@dataclass(slots=True)
-class Health:
-    """Of a place below the gpu, and what was moved."""
-
-    failures: int = 0  # in a row
-    suspensions: int = 0  # in a row
-    until_ms: int = 0
-    read_blocks: int = 0
-    written_blocks: int = 0
-    failed_reads: int = 0
-    failed_writes: int = 0
-    bad_blocks: int = 0
-    hit_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -76,7 +57,8 @@ class Transfers:
     ops: list[TierOp] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
     running: dict[int, _Running] = field(default_factory=dict)
-    health: dict[Place, Health] = field(default_factory=dict)
+    health: Healths = field(default_factory=Healths)
+    _cancelled: set[int] = field(default_factory=set)
     before_release: Callable[[Transfer], None] = lambda op: None
     _in_flight: dict[tuple[Place, Place], int] = field(default_factory=dict)
     _next_id: int = 1
@@ -89,22 +71,6 @@ class Transfers:
     def in_flight(self, source: Place, target: Place) -> int:
         """Blocks on their way."""
         return self._in_flight.get((source, target), 0)
-
-    def is_suspended(self, place: Place, now_ms: int) -> bool:
-        """Whether this place is left alone for now."""
-        health = self.health.get(place)
-        return health is not None and now_ms < health.until_ms
-
-    def resume_ms(self) -> int | None:
-        """When `resume` has something to do."""
-        times = [health.until_ms for health in self.health.values() if health.until_ms]
-        return min(times, default=None)
-
-    def resume(self, now_ms: int) -> None:
-        """Try again those places whose suspension is over."""
-        for health in self.health.values():
-            if health.until_ms <= now_ms:
-                health.until_ms = 0
 
     def start(
         self,
@@ -144,36 +110,28 @@ class Transfers:
                 pool = self.index.places[place].pool
                 (pool.hold if sign > 0 else pool.let_go)(ids)
 
+    def cancel(self, transfer_id: int) -> None:
+        """Nobody needs a transfer any more. It is reported all the same."""
+        self._cancelled.add(transfer_id)
+        self.ops.append(Cancel(transfer_id))
+
     def _judge(self, op: Transfer, outcomes: Outcomes, elapsed_s: float, now_ms: int) -> None:
         good = sum(outcome is Outcome.DONE for outcome in outcomes)
         failed = sum(outcome is Outcome.FAILED for outcome in outcomes)
         up = op.target is Place.GPU
-        health = self.health_of(op.source if up else op.target)
-        if up:
-            health.read_blocks += good
-            health.failed_reads += failed
-        else:
-            health.written_blocks += good
-            health.failed_writes += failed
-        self.health_of(op.source).bad_blocks += len(outcomes) - good - failed
+        way = self.health[op.source].reads if up else self.health[op.target].writes
+        way.done_blocks += good
+        self.health[op.source].bad_blocks += len(outcomes) - good - failed
         if good == len(outcomes):
             self.costs.moved(op.source, op.target, good, elapsed_s)
-        if good or not failed:
-            health.failures = health.suspensions = 0
+        if op.transfer_id in self._cancelled:
+            self._cancelled.discard(op.transfer_id)
+            return
+        way.failed_blocks += failed
+        if outcomes[0] is Outcome.FAILED:  # what follows a block that failed is given up
+            way.failed(now_ms)
         else:
-            self.failed(health, now_ms)
-
-    def health_of(self, place: Place) -> Health:
-        """What is known of a place; live."""
-        return self.health.setdefault(place, Health())
-
-    def failed(self, health: Health, now_ms: int) -> None:
-        """Nothing of a transfer was carried out."""
-        health.failures += 1
-        if health.failures >= MAX_FAILURES and now_ms >= health.until_ms:
-            suspension_ms = FIRST_SUSPENSION_MS << min(health.suspensions, 10)
-            health.until_ms = now_ms + min(suspension_ms, MAX_SUSPENSION_MS)
-            health.suspensions += 1
+            way.worked()
 
 
 def num_blocks(op: Transfer) -> int:

@@ -204,7 +204,10 @@ class Tree:
         return upper
 
     def join(self, node: Node) -> None:
-        """Let `node`, the only child of its parent, take over the parent's edge."""
+        """Let `node`, the only child of its parent, take over the parent's edge.
+
+        The parent is no node any more: without tokens, like every node that was removed.
+        """
         parent = node.parent
         assert parent is not None and parent.parent is not None and parent.children is not None
         assert len(parent.children) == 1 and not parent.locks and not node.locks
@@ -218,6 +221,7 @@ class Tree:
             above + below for above, below in zip(parent.residency, node.residency, strict=True)
         )
         node.parent = parent.parent
+        parent.tokens = b""
         assert node.parent.children is not None
         node.parent.children.put(node.tokens[: self.block_bytes], node)
         self.num_nodes -= 1
