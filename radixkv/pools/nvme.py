@@ -268,7 +268,7 @@ class NvmeStore:
             slot = slots[index]
             place = self._files.where(slot)
             if place is None:
-                return Outcome.BAD
+                return Outcome.FAILED if self._files.unopened else Outcome.BAD
             target = scratch.payload(into[index])
             got = self._io.read(place[0], [scratch.header, target], place[1])
             if got < self.layout.record_bytes:

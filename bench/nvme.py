@@ -1,0 +1,153 @@
+"""How fast the nvme store moves blocks, against `dd` with direct I/O, and how fast it starts.
+
+Both work on files that are allocated and were written before, on the file system of the current
+directory, in turns. The store moves runs of 32 blocks, as movers do; its reads verify each header
+and payload. Scans are of records with a 4 KiB payload (a stride of 8 KiB), found by a new store
+object after the system's cache of the files was dropped.
+"""
+
+import mmap
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from bench.measure import MIN_PAIRS, Row, median_row
+from radixkv.core.digest import block_digest, root_digest
+from radixkv.core.tier_ops import BlockIdentity, Outcome
+from radixkv.pools.nvme import NvmeStore
+
+BLOCK_SIZE = 16
+RUN = 32  # blocks of one call
+RUNS = {2 << 20: 4, 360 << 10: 22}  # block bytes: runs of one measurement, about 256 MiB
+SCANNED = 100_000
+SCANS = 7
+NAMESPACE = b"bench" * 20
+
+
+def measure(quick: bool = False) -> list[Row]:
+    """All rows of this part."""
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-nvme-") as name:
+        found = []
+        for block_bytes, runs in RUNS.items():
+            found += throughput_rows(Path(name) / str(block_bytes), block_bytes, runs)
+        found.append(scan_row(Path(name) / "scan", SCANNED // 10 if quick else SCANNED))
+        return found
+
+
+def throughput_rows(directory: Path, block_bytes: int, runs: int) -> list[Row]:
+    """Writes and reads of the store ÷ those of dd."""
+    blocks = StoredBlocks(directory, runs * RUN, block_bytes)
+    dd = Dd(directory / "dd", block_bytes, runs * RUN)
+    mode = "direct" if blocks.store.direct else "buffered"
+    found = []
+    for name, ours, theirs in (
+        ("write", blocks.write, dd.write),
+        ("read", blocks.read, dd.read),
+    ):
+        ours(), theirs()
+        both = [(ours(), theirs()) for _ in range(MIN_PAIRS)]
+        ratios = [other / mine for mine, other in both]
+        size = runs * RUN * block_bytes
+        mine, other = (size * MIN_PAIRS / sum(column) / 1e9 for column in zip(*both, strict=True))
+        note = f"{mine:.2f} GB/s ({mode}), dd {other:.2f} GB/s"
+        title = f"nvme {name}, {block_bytes >> 10:,} KiB blocks ÷ dd"
+        found.append(median_row(title, ratios, "x", 0.9, at_least=True, note=note))
+    blocks.store.close()
+    dd.path.unlink()
+    return found
+
+
+class StoredBlocks:
+    """A store and one run of payloads, aligned as those of an arena are."""
+
+    def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
+        self.store = NvmeStore(directory, num_blocks, block_bytes, BLOCK_SIZE)
+        self.num_blocks, self.identities = num_blocks, identities(num_blocks)
+        memory = np.frombuffer(mmap.mmap(-1, RUN * block_bytes), np.uint8)
+        self.payloads = list(memory.reshape(RUN, block_bytes))
+        memory[:] = np.random.default_rng(1).integers(0, 256, len(memory), np.uint8)
+        self.checksums = [xxh3_64_intdigest(payload.data) for payload in self.payloads]
+
+    def write(self) -> float:
+        """Seconds to write all blocks."""
+        return self._all(
+            lambda slots, names: self.store.write(
+                slots, NAMESPACE, names, self.payloads[: len(slots)], self.checksums
+            )
+        )
+
+    def read(self) -> float:
+        """Seconds to read all blocks."""
+        return self._all(
+            lambda slots, names: self.store.read(
+                slots, NAMESPACE, names, self.payloads[: len(slots)]
+            )
+        )
+
+    def _all(self, call: Callable[[range, list[BlockIdentity]], list[Outcome]]) -> float:
+        start = time.perf_counter()
+        for first in range(0, self.num_blocks, RUN):
+            end = min(first + RUN, self.num_blocks)
+            outcomes = call(range(first + 1, end + 1), self.identities[first:end])
+            assert set(outcomes) == {Outcome.DONE}, self.store.problem
+        return time.perf_counter() - start
+
+
+def identities(count: int) -> list[BlockIdentity]:
+    """The blocks of one long sequence."""
+    found, parent = [], root_digest(NAMESPACE)
+    for index in range(count):
+        tokens = np.full(BLOCK_SIZE, index, "<i4").tobytes()
+        found.append(BlockIdentity(block_digest(parent, tokens), parent, tokens))
+        parent = found[-1].digest
+    return found
+
+
+class Dd:
+    """dd, with a file of its own."""
+
+    def __init__(self, path: Path, block_bytes: int, count: int) -> None:
+        self.path = path
+        self._sizes = [f"bs={block_bytes}", f"count={count}"]
+
+    def write(self) -> float:
+        """Seconds to write the file."""
+        return self._run("if=/dev/zero", f"of={self.path}", "oflag=direct", "conv=notrunc")
+
+    def read(self) -> float:
+        """Seconds to read it."""
+        return self._run(f"if={self.path}", "of=/dev/null", "iflag=direct")
+
+    def _run(self, *arguments: str) -> float:
+        """The time that dd says it took, without its start."""
+        done = subprocess.run(
+            ["dd", *self._sizes, *arguments],
+            env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return float(done.stderr.rsplit("copied, ", 1)[1].split(" s", 1)[0])
+
+
+def scan_row(directory: Path, count: int) -> Row:
+    """Seconds until the records of a full store are known."""
+    blocks = StoredBlocks(directory, count, 4096)
+    blocks.write()
+    attachment = blocks.store.attachment
+    blocks.store.close()
+    values = []
+    for _ in range(SCANS):
+        for path in directory.iterdir():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        store = NvmeStore.attach(attachment)
+        start = time.perf_counter()
+        assert len(store.scan().blocks) == count
+        values.append((time.perf_counter() - start) * 100_000 / count)
+        store.close()
+    note = f"{count:,} records with a payload of 4 KiB"
+    return median_row("nvme scan at start, per 100,000 records", values, "s", note=note)
