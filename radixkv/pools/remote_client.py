@@ -132,6 +132,7 @@ class MooncakeClient:
             store.close()
             raise
         _silence_log()
+        log.info("joined the cluster of %s, offering %d MiB", url.master, url.segment_bytes >> 20)
         self._store = store
 
     def put(self, keys: list[str], addresses: list[int], size: int) -> list[int]:
