@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from radixkv.core.results import CacheConfig
+from radixkv.pools.remote_url import parse_remote_url
 from radixkv.wire.limits import MAX_BLOCK_SIZE
 from radixkv.wire.paths import default_socket_dir
 
@@ -21,7 +21,6 @@ EVICTIONS = ("lru",)
 WRITE_POLICIES = ("write_back", "write_through", "selective")
 ONBOARDINGS = ("wait", "best_effort", "timeout")
 VERIFICATIONS = ("sample", "all")
-REMOTE_SCHEME = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +216,8 @@ def parse_address(value: Any) -> Address | None:
 
 
 def parse_remote(value: Any) -> str:
-    """The URL of a remote store, whole; what its query means is the store's to say."""
-    expected = f"must be {REMOTE_SCHEME}://HOST:PORT, not {shown(value)}"
-    try:
-        url = urlsplit(parse_text(value))
-        port = url.port
-    except ValueError:
-        raise ValueError(expected) from None
-    if url.scheme != REMOTE_SCHEME or not url.hostname or not port or url.path not in ("", "/"):
-        raise ValueError(expected)
+    """The URL of a remote store, as it was given."""
+    parse_remote_url(value)
     return str(value)
 
 
@@ -265,7 +257,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("nvme_blocks", "N", whole_number(0, MAX_BLOCKS), "0",
            "blocks in the nvme tier, preallocated in --nvme-path"),
     Option("remote", "URL", parse_remote, None,
-           "a shared store beside the tiers: mooncake://HOST:PORT of its master"),
+           "a shared store beside the tiers: mooncake://HOST:PORT of its master (docs/remote.md)"),
     Option("write_policy", "|".join(WRITE_POLICIES), choice(*WRITE_POLICIES), "write_back",
            "copy blocks down before their room is needed, at once when they are published, or once"
            " they have been hit"),

@@ -197,12 +197,12 @@ class Tiers:
         )
         tier = cache_pb2.Tier(
             name=place.name.lower(),
-            state=int(cache.is_suspended(place, now_ms)),
+            state=cache_pb2.Tier.DEGRADED if health.is_degraded(now_ms) else cache_pb2.Tier.OK,
             problem=self._problems.get(place, ""),
-            read_blocks=health.read_blocks,
-            written_blocks=health.written_blocks,
-            failed_reads=health.failed_reads,
-            failed_writes=health.failed_writes,
+            read_blocks=health.reads.done_blocks,
+            written_blocks=health.writes.done_blocks,
+            failed_reads=health.reads.failed_blocks,
+            failed_writes=health.writes.failed_blocks,
             bad_blocks=health.bad_blocks,
             hit_tokens=health.hit_tokens,
             read_bytes_per_second=block_bytes / read_s if read_s else 0.0,

@@ -133,7 +133,8 @@ def test_corrupted_records_are_misses(tmp_path: Path) -> None:
     with tiered_server(tmp_path, 64, 0, 1024, "--no-break-even") as server:
         serve_all(server)
         server.stop()
-        (segment,) = [path for path in (tmp_path / "nvme").iterdir() if path.stat().st_size > 1 << 20]
+        files = (tmp_path / "nvme").iterdir()
+        (segment,) = [path for path in files if path.stat().st_size > 1 << 20]
         with open(segment, "r+b") as file:
             for slot in range(0, 400, 5):  # a bit of the payload of every fifth record
                 file.seek(slot * 8192 + 4096 + 100)
@@ -176,9 +177,10 @@ def test_records_of_another_geometry_are_removed(tmp_path: Path) -> None:
 
 def run_workers(server: ServerProcess, count: int, seconds: float) -> list[dict[str, int]]:
     """Worker processes at once; what each of them saw."""
+    command = [sys.executable, "-m", "tests.tier_load", str(server.socket_dir)]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.tier_load", str(server.socket_dir), str(seed), str(seconds)],
+            [*command, str(seed), str(seconds)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -103,7 +103,8 @@ def test_invalidate(server: ServerProcess) -> None:
     assert "goes with no other" in tool("invalidate", *at(server), "--everything", "--prefix",
                                         "1").stderr  # fmt: skip
     result = tool("invalidate", *at(server), "--everything", "--json")
-    assert json.loads(result.stdout) == {"removed_blocks": 2, "leased_blocks": 0}
+    done = json.loads(result.stdout)
+    assert (done.pop("removed_blocks"), set(done.values())) == (2, {0})
     assert "cached 0" in tool("lookup", *at(server), "--tokens", "0,1,2").stdout
 
 
@@ -166,7 +167,10 @@ def test_no_server_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_wrong_usage_is_a_clear_error() -> None:
-    for arguments in ([], ["fly"], ["lookup"], ["stats", "--jsno"]):
+    for arguments in (
+        [], ["fly"], ["lookup"], ["stats", "--jsno"], ["pack"], ["pack", "export", "f"],
+        ["pin", "--tokens", "1", "--ttl", "x"], ["unpin", "0"], ["sessions", "kill", "-1"],
+    ):  # fmt: skip
         result = tool(*arguments)
         assert result.returncode == 2
         assert result.stderr.startswith("radixkv: ")

@@ -16,7 +16,7 @@ from radixkv_client.errors import (
 from radixkv_client.lease import LeaseState
 from radixkv_client.protocol import Answer, Request, default_limits
 from radixkv_client.tokens import token_bytes
-from radixkv_client.values import AcquireOptions, ContentRange, Scope
+from radixkv_client.values import AcquireOptions, ContentRange, Onboarding, Retention, Scope
 
 B = 4
 
@@ -106,6 +106,34 @@ def test_acquire_carries_all_options_and_takes_in_the_reply(rig: Rig):
     assert lease.committed_tokens == B and lease.being_computed == 8 and lease.waited_ms == 3
     assert (lease.miss.kind, lease.miss.at_token) == ("DIVERGES", 1)
     assert lease.miss.nearest_tokens.tolist() == [7]
+
+
+def test_tags_and_retention_are_sent_and_onboarding_is_taken_in(rig: Rig):
+    lease = LeaseState(None, rig.connected, 3)
+    assert lease.onboarding is None
+    options = AcquireOptions(tags=["a", "b"], retention=Retention(-3, 60_000))
+    answer, op = rig.send(lease.acquire_request(tokens(0, 3), options))
+    assert list(op.acquire.tags) == ["a", "b"]
+    assert op.acquire.retention == pb.Retention(priority=-3, ttl_ms=60_000)
+    below = pb.Onboarding(reason=pb.Onboarding.TIMEOUT, cpu_tokens=4, left_tokens=8)
+    rig.reply(answer, acquire=pb.AcquireReply(lease_id=lease.id, onboarding=below))
+    assert lease.onboarding == Onboarding("TIMEOUT", 4, 0, 0, 8)
+    plain = LeaseState(None, rig.connected, 3).acquire_request(tokens(0, 3), AcquireOptions())
+    assert not plain.op.acquire.tags and not plain.op.acquire.HasField("retention")
+
+
+@pytest.mark.parametrize("tags", ["tag", [1], ["a", None], ["\ud800"], ["a\nb"]])
+def test_what_is_no_tag_is_refused(tags: Any):
+    with pytest.raises(InvalidArgument, match="tags"):
+        AcquireOptions(tags=tags)
+
+
+@pytest.mark.parametrize("retention", [Retention("x"), Retention(1.5), Retention(ttl_ms=-1)])
+def test_what_is_no_retention_is_refused(rig: Rig, retention: Any):
+    with pytest.raises(InvalidArgument, match="Retention"):
+        LeaseState(None, rig.connected, 3).acquire_request(
+            tokens(0, 3), AcquireOptions(retention=retention)
+        )
 
 
 def test_commit_sends_only_what_the_lease_has_not_seen_and_names_drawn_blocks(rig: Rig):

@@ -75,6 +75,17 @@ def test_block_bytes_counts_keys_values_and_scales():
     assert KVSpec(2, 1, 576, 0, "float16").block_bytes == 2 * 16 * 576 * 2
 
 
+def test_a_spec_is_read_back_from_its_message():
+    spec = KVSpec(30, 3, 64, 64, "bfloat16", scale_bytes=8, backend="x")
+    message = spec.to_proto()
+    assert KVSpec.from_proto(message) == spec
+    message.block_bytes += 1
+    with pytest.raises(InvalidArgument, match="block_bytes"):
+        KVSpec.from_proto(message)
+    with pytest.raises(InvalidArgument):
+        KVSpec.from_proto(pb.KVSpec())
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("dtype", "float8"), ("num_layers", 0), ("block_size", -1), ("value_head_dim", -1)],

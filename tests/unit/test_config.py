@@ -172,7 +172,7 @@ def test_there_are_no_lower_tiers_unless_asked_for() -> None:
 def test_tiers_reach_the_core_in_its_units() -> None:
     settings = load_from(
         *TIERS, "--cpu-blocks", "20", "--nvme-path", "~/x", "--nvme-blocks", "300",
-        "--remote", "mooncake://master:50051?protocol=rdma", "--write-policy", "selective",
+        "--remote", "mooncake://master:50051?host=10.0.0.7", "--write-policy", "selective",
         "--low-watermark", "2.5", "--high-watermark", "50", "--onboarding", "timeout",
         "--onboard-timeout", "0.25", "--no-break-even", "--verify", "all", "--movers", "8",
         "--max-pinned", "100",
@@ -192,7 +192,7 @@ def test_tiers_reach_the_core_in_its_units() -> None:
     [
         ("--cpu-blocks", "1"),
         ("--nvme-blocks", "1", "--nvme-path", "/n"),
-        ("--remote", "mooncake://h:1"),
+        ("--remote", "mooncake://127.0.0.1:1"),
     ],
 )
 def test_lower_tiers_need_a_kv_spec(tier: tuple[str, ...]) -> None:
@@ -216,7 +216,7 @@ def test_the_nvme_tier_needs_a_path_and_a_size() -> None:
         ("movers", "9"), ("max-pinned", "101"), ("low-watermark", "51"), ("high-watermark", "nan"),
         ("low-watermark", "-1"), ("remote", "http://h:1"), ("remote", "mooncake://h"),
         ("remote", "mooncake://:1"), ("remote", "mooncake://h:0"), ("remote", "mooncake://h:99999"),
-        ("remote", "mooncake://h:1/path"), ("remote", "mooncake://[h:1"), ("remote", ""),
+        ("remote", "mooncake://127.0.0.1:1/path"), ("remote", "mooncake://[h:1"), ("remote", ""),
     ],
 )  # fmt: skip
 def test_settings_of_tiers_that_make_no_sense_are_refused_by_name(option: str, value: str) -> None:
