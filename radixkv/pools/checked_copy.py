@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-CHUNK_BYTES = 256 << 10  # source and target of a chunk fit a core's second-level cache
+CHUNK_BYTES = 1 << 20  # still in a core's caches when it is hashed
 CHECKSUM_BYTES = 8
 
 Block = npt.NDArray[np.uint8]
@@ -23,6 +23,9 @@ def checksum_of(block: Block) -> int:
 
 def copy_with_checksum(source: Block, target: Block) -> int:
     """Copy a block; the checksum of what `target` holds now."""
+    if len(source) <= CHUNK_BYTES:
+        np.copyto(target, source)
+        return xxh3_64_intdigest(target.data)
     state = xxh3_64()
     for start in range(0, len(source), CHUNK_BYTES):
         chunk = target[start : start + CHUNK_BYTES]
@@ -42,7 +45,6 @@ def create_checksum_table(num_blocks: int) -> int:
     return descriptor
 
 
-def map_checksum_table(descriptor: int, num_blocks: int) -> npt.NDArray[np.uint64]:
-    """Map the table: uint64 [num_blocks + 1], by block id."""
-    mapping = mmap.mmap(descriptor, (num_blocks + 1) * CHECKSUM_BYTES)
-    return np.frombuffer(mapping, np.uint64)
+def map_checksum_table(descriptor: int, num_blocks: int) -> memoryview:
+    """Map the table: checksums by block id."""
+    return memoryview(mmap.mmap(descriptor, (num_blocks + 1) * CHECKSUM_BYTES)).cast("Q")

@@ -27,6 +27,7 @@ from radixkv.pools.mover_faults import FAULTS_VARIABLE, Faults
 from radixkv.pools.mover_ring import RingMemory, encode_answer
 from radixkv.pools.mover_work import BeforeBlock, MappedPlaces, MoverWork, never_fail
 from radixkv.pools.nvme import NvmeAttachment, NvmeStore
+from radixkv.pools.remote import RemoteStore
 from radixkv.pools.stores import ObjectStore, SlotStore
 
 log = logging.getLogger(__name__)
@@ -119,9 +120,8 @@ def _map(settings: MoverSettings) -> MappedPlaces:
     if settings.cpu is not None and settings.checksums is not None:
         cpu = map_arena(settings.cpu, settings.cpu_blocks, settings.block_bytes)
         checksums = map_checksum_table(settings.checksums, settings.cpu_blocks)
-    buffers = [(array.ctypes.data, array.nbytes) for array in (gpu, cpu) if array is not None]
     return MappedPlaces(
-        gpu, cpu, checksums, _nvme(settings), _remote(settings, buffers), settings.verify_all
+        gpu, cpu, checksums, _nvme(settings), _remote(settings), settings.verify_all
     )
 
 
@@ -137,14 +137,10 @@ def _nvme(settings: MoverSettings) -> SlotStore | None:
     return NvmeStore.attach(NvmeAttachment(*settings.nvme))
 
 
-def _remote(settings: MoverSettings, buffers: list[tuple[int, int]]) -> ObjectStore | None:
+def _remote(settings: MoverSettings) -> ObjectStore | None:
     if settings.remote_url is None:
         return None
-    from radixkv.pools.remote import RemoteStore  # its client library is large
-
-    return RemoteStore(
-        settings.remote_url, settings.block_bytes, settings.block_size, buffers=buffers
-    )
+    return RemoteStore(settings.remote_url, settings.block_bytes, settings.block_size)
 
 
 if __name__ == "__main__":

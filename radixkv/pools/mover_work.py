@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 SAMPLE_ONE_IN = 16  # blocks from cpu to gpu that are verified without `verify_all`
 STORE_BATCH = 16  # blocks a store gets at once; a cancellation is seen between batches
 
+DONE = Outcome.DONE  # looking it up costs as much as copying a kilobyte
+
 BeforeBlock = Callable[[MoverOp, int], None]
 
 
@@ -35,7 +37,7 @@ class MappedPlaces:
 
     gpu: npt.NDArray[np.uint8]
     cpu: npt.NDArray[np.uint8] | None = None
-    checksums: npt.NDArray[np.uint64] | None = None  # of blocks on cpu, by id
+    checksums: memoryview | None = None  # of blocks on cpu, by id
     nvme: SlotStore | None = None
     remote: ObjectStore | None = None
     verify_all: bool = False
@@ -78,63 +80,70 @@ class MoverWork:
     # ---- transfers --------------------------------------------------------------------------
 
     def _transfer(self, op: Transfer, is_cancelled: Callable[[], bool]) -> bytes:
-        count = num_blocks(op)
-        results = bytearray((Outcome.FAILED,)) * count
-        in_memory = {op.source, op.target} == {Place.GPU, Place.CPU}
-        step = 1 if in_memory else STORE_BATCH
-        for start in range(0, count, step):
-            end = min(start + step, count)
-            outcomes = self._some_blocks(op, start, end, is_cancelled)
-            results[start : start + len(outcomes)] = bytes(outcomes)
-            if outcomes.count(Outcome.DONE) < end - start:
-                break
-        return bytes(results)
-
-    def _some_blocks(
-        self, op: Transfer, start: int, end: int, is_cancelled: Callable[[], bool]
-    ) -> list[Outcome]:
-        """Carry out blocks [start, end): outcomes of the first of them, the rest is FAILED."""
-        ready = start
+        """Outcomes; where they end early, the rest was not begun."""
+        outcomes = bytearray()
+        in_memory = Place.CPU in (op.source, op.target) and Place.GPU in (op.source, op.target)
         try:
-            while ready < end:
-                self._before_block(op, ready)
-                ready += 1
-        except OSError as error:
-            self._note(op, error)
-        if ready == start or is_cancelled():
-            return []
-        try:
-            return self._copy(op, slice(start, ready))
+            if in_memory:
+                self._copy_memory(op, is_cancelled, outcomes)
+            else:
+                self._move_records(op, is_cancelled, outcomes)
         except Exception as error:
             self._note(op, error)
-            return []
+        return bytes(outcomes).ljust(num_blocks(op), bytes((Outcome.FAILED,)))
 
-    def _copy(self, op: Transfer, some: slice) -> list[Outcome]:
-        sources, targets = op.source_ids[some], op.target_ids[some]
-        if op.source is Place.GPU and op.target is Place.CPU:
-            return [self._to_cpu(*pair) for pair in zip(sources, targets, strict=True)]
-        if op.source is Place.CPU and op.target is Place.GPU:
-            return [self._to_gpu(*pair) for pair in zip(sources, targets, strict=True)]
-        if op.source in (Place.GPU, Place.CPU):
-            return self._to_store(op, some)
-        assert op.target is Place.GPU, op
-        return self._from_store(op, some)
+    def _copy_memory(
+        self, op: Transfer, is_cancelled: Callable[[], bool], outcomes: bytearray
+    ) -> None:
+        copy = self._to_cpu if op.target is Place.CPU else self._to_gpu
+        for index, (source, target) in enumerate(zip(op.source_ids, op.target_ids, strict=True)):
+            self._before_block(op, index)
+            if is_cancelled():
+                return
+            outcome = copy(source, target)
+            outcomes.append(outcome)
+            if outcome is not DONE:
+                return
 
     def _to_cpu(self, source: int, target: int) -> Outcome:
         cpu, checksums = self._places.cpu, self._places.checksums
         assert cpu is not None and checksums is not None
         checksums[target] = copy_with_checksum(self._places.gpu[source], cpu[target])
-        return Outcome.DONE
+        return DONE
 
     def _to_gpu(self, source: int, target: int) -> Outcome:
         cpu, checksums = self._places.cpu, self._places.checksums
         assert cpu is not None and checksums is not None
         into = self._places.gpu[target]
-        if self._places.verify_all or random.randrange(SAMPLE_ONE_IN) == 0:
+        if self._places.verify_all or random.random() < 1 / SAMPLE_ONE_IN:
             whole = copy_with_checksum(cpu[source], into) == checksums[source]
-            return Outcome.DONE if whole else self._bad_on_cpu(source)
+            return DONE if whole else self._bad_on_cpu(source)
         np.copyto(into, cpu[source])
-        return Outcome.DONE
+        return DONE
+
+    def _move_records(
+        self, op: Transfer, is_cancelled: Callable[[], bool], outcomes: bytearray
+    ) -> None:
+        count = num_blocks(op)
+        move = self._from_store if op.target is Place.GPU else self._to_store
+        for start in range(0, count, STORE_BATCH):
+            end = min(start + STORE_BATCH, count)
+            ready = self._num_ready(op, start, end)
+            if ready == start or is_cancelled():
+                return
+            outcomes += bytes(move(op, slice(start, ready)))
+            if len(outcomes) < end or any(outcomes):
+                return
+
+    def _num_ready(self, op: Transfer, start: int, end: int) -> int:
+        """How far blocks [start, end) can be moved."""
+        for index in range(start, end):
+            try:
+                self._before_block(op, index)
+            except OSError as error:
+                self._note(op, error)
+                return index
+        return end
 
     def _to_store(self, op: Transfer, some: slice) -> list[Outcome]:
         payloads: list[Block] = []
@@ -165,7 +174,7 @@ class MoverWork:
             return block, checksum_of(block), True
         assert self._places.cpu is not None and self._places.checksums is not None
         block = self._places.cpu[source]
-        checksum = int(self._places.checksums[source])
+        checksum = self._places.checksums[source]
         return block, checksum, checksum_of(block) == checksum
 
     def _from_store(self, op: Transfer, some: slice) -> list[Outcome]:
@@ -226,6 +235,6 @@ class MoverWork:
         self._problem = str(error) or type(error).__name__
 
     def _note_store(self, place: Place, outcomes: Sequence[Outcome]) -> None:
-        if outcomes.count(Outcome.DONE) < len(outcomes):
+        if outcomes.count(DONE) < len(outcomes):
             store = self._nvme if place is Place.NVME else self._remote
             self._problem = store.problem or "unknown"

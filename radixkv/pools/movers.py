@@ -20,7 +20,7 @@ from radixkv.pools.mover_process import MoverSettings
 from radixkv.pools.mover_ring import Answer, MoverOp, num_blocks
 from radixkv.pools.nvme import NvmeStore
 
-CLOSE_TIMEOUT_S = 1.0  # for a mover to end by itself
+CLOSE_TIMEOUT_S = 3.0  # for a mover to end by itself; leaving the remote takes over a second
 _OUTCOMES = tuple(Outcome)
 
 
