@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from radixkv.core.allocator import BlockAllocator
 from radixkv.core.cache import Cache
 from radixkv.core.prefix_index import PrefixIndex
 from radixkv.core.results import Acquired, AcquireRequest, CacheConfig, ReleaseReason
@@ -73,8 +72,7 @@ class OurTree:
     """The prefix index alone, as the peers' modules are: no leases, no sessions."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._allocator = BlockAllocator(num_blocks)
-        self._index = PrefixIndex(CacheConfig(num_blocks, BLOCK_SIZE), self._allocator)
+        self._index = PrefixIndex(CacheConfig(num_blocks, BLOCK_SIZE))
 
     def key(self, tokens: Tokens) -> bytes:
         return tokens.astype("<i4").tobytes()
@@ -88,7 +86,7 @@ class OurTree:
         start = index.settle(match)
         index.lock(start)
         new = whole[match.length :]
-        ids = self._allocator.take(len(new) // block)
+        ids = self._index.gpu.pool.take(len(new) // block)
         end, _ = index.insert(start, new, ids, own_end=start.locks == 1)
         if end is not start:
             index.lock(end)

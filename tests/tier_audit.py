@@ -54,6 +54,10 @@ class PinnedPrefix:
     on_gpu: int
     until_ms: int | None
 
+    def begins(self, namespace: bytes, prefix: Sequence[int]) -> bool:
+        """Whether what was pinned begins so."""
+        return self.namespace == namespace and self.tokens[: len(prefix)] == list(prefix)
+
 
 class TierAudit:
     """A `Cache` with tiers, the bytes of all places, and what is known to be true of them."""

@@ -301,6 +301,17 @@ class TierRig(TierHands):
         self.settle()
         return count
 
+    def unpin_prefix(self, prefix: Sequence[int], namespace: bytes = NAMESPACE) -> None:
+        """Lift all pins of sequences that begin so; those that lost that beginning may stay."""
+        self.note("unpin prefix", list(prefix))
+        count = self.cache.unpin_prefix(namespace, int32(prefix))
+        begin = [pin for pin in self.pins.items() if pin[1].begins(namespace, prefix)]
+        sure = [pin for pin in begin if len(pin[1].chain) * self.block_size >= len(prefix)]
+        assert len(sure) <= count <= len(begin)
+        for pin_id, _ in begin:
+            del self.pins[pin_id]
+        self.settle()
+
     def retain(self, prefix: Sequence[int], retention: Retention, namespace: bytes = NAMESPACE):
         """Change the retention of what is cached behind a prefix."""
         self.note("retain", list(prefix), retention)

@@ -25,7 +25,7 @@ POOL = 24
 NUM_WORKERS = 3
 IMAGE = 99  # placeholder token
 PLACEHOLDERS = frozenset({IMAGE})
-TENANTS = (b"tenant a", b"tenant b")
+TENANTS = (b"tenant a", b"tenant b", b"long" * 513)  # records have no room for the last
 TAGS = ("", "", "", "red", "blue")
 
 
@@ -50,7 +50,7 @@ class Corpus:
             trunk = [number, *self.chance.choices(range(10), k=11)]
             for _ in range(4):
                 branch = self.chance.choices(range(10), k=16)
-                self.documents.append((TENANTS[number % 2], trunk + branch))
+                self.documents.append((TENANTS[number % len(TENANTS)], trunk + branch))
 
     def document(self) -> tuple[bytes, list[int]]:
         """Any; those of the first families a little more often."""
@@ -246,7 +246,12 @@ class Tools:
     def unpin(self) -> None:
         """Some pin that still holds."""
         if self.rig.pins:
-            self.rig.unpin(self.chance.choice(sorted(self.rig.pins)))
+            pin_id = self.chance.choice(sorted(self.rig.pins))
+            if self.chance.random() < 0.5:
+                self.rig.unpin(pin_id)
+            else:
+                pin = self.rig.pins[pin_id]
+                self.rig.unpin_prefix(pin.tokens[: self.chance.choice((0, 3, 8))], pin.namespace)
 
     def retain(self) -> None:
         """Make what is cached of a family more or less durable."""

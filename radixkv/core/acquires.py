@@ -124,8 +124,9 @@ class Acquires:
 
     def poll(self, now_ms: int) -> None:
         """Let waiters go on that can, and expire those whose time is over."""
-        self._take_ended()
-        if not self._deadlines and not self._ready:
+        if self._state.onboard.ended:
+            self._take_ended()
+        elif not self._deadlines and not self._ready:
             return
         self._expire(now_ms)
         while self._ready:

@@ -150,7 +150,8 @@ def _take(
     The tail's source is locked from here until the copy is done. If that is what makes the
     pool too small, there is no tail.
     """
-    session, drop = waiter.session, may_drop(state, waiter, now_ms)
+    session = waiter.session
+    drop = not state.index.tiered or may_drop(state, waiter, now_ms)
     found = _tail(match, tokens, cacheable) if waiter.request.partial_tail else None
     if found is None:
         return state.take_private(session, need, drop), ()

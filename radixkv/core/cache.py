@@ -281,9 +281,11 @@ class Cache(TierCalls):
     def poll(self, now_ms: int) -> list[Event]:
         """Let waiting Acquires go on; returns what happened. Call after each batch."""
         state = self._state
-        self._run_tiers(now_ms)
+        more = self._has_more()
+        if more:
+            self._run_tiers(now_ms)
         self._acquires.poll(now_ms)
-        if state.index.tiered:
+        if more:
             state.offload.run(now_ms)
         events = state.events[:]
         state.events.clear()
@@ -291,8 +293,9 @@ class Cache(TierCalls):
 
     def next_deadline_ms(self) -> int | None:
         """When `poll` must be called although nothing else happens; None = never."""
-        times = (self._acquires.next_deadline_ms(), self._next_tier_ms())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        at_ms = self._acquires.next_deadline_ms()
+        more_ms = self._next_tier_ms() if self._has_more() else None
+        return at_ms if more_ms is None else more_ms if at_ms is None else min(at_ms, more_ms)
 
     def check(self) -> None:
         """Verify every invariant, O(everything); raises AssertionError."""

@@ -62,19 +62,27 @@ class TierCalls:
         return used
 
     def _run_tiers(self, now_ms: int) -> None:
+        """What time alone brings about, and what is to be moved."""
         state = self._state
-        state.transfers.health.resume(now_ms)
         state.pins.expire(now_ms)
-        due = state.index.expiry.due(now_ms)
-        if due:
-            Invalidation(state).expire(due)
-        state.offload.run(now_ms)
+        Invalidation(state).expire(state.index.expiry.due(now_ms))
+        if state.index.tiered:
+            state.transfers.health.resume(now_ms)
+            state.offload.run(now_ms)
 
     def _next_tier_ms(self) -> int | None:
+        """When `_run_tiers` has something to do by time alone."""
         state = self._state
-        health = state.transfers.health
-        times = (state.pins.next_ms(), state.index.expiry.next_ms(), health.resume_ms())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        heads = [heap[0][0] for heap in (state.pins.times, state.index.expiry.heap) if heap]
+        resume_ms = state.transfers.health.resume_ms()
+        if resume_ms is not None:
+            heads.append(resume_ms)
+        return min(heads, default=None)
+
+    def _has_more(self) -> bool:
+        """Whether there are tiers, or anything that ends by time. Cheap: every batch asks."""
+        index = self._state.index
+        return bool(index.tiered or self._state.pins.times or index.expiry.heap)
 
     # ---- prefetch, pins, retention ----------------------------------------------------------
 

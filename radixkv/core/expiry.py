@@ -15,10 +15,10 @@ class Expiry:
     Whoever makes a node with `expires_ms` notes it here, splits included.
     """
 
-    __slots__ = ("_heap", "_kept", "_serial")
+    __slots__ = ("heap", "_kept", "_serial")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Node]] = []
+        self.heap: list[tuple[int, int, Node]] = []
         self._serial = 0
         self._kept = 0  # entries left by the last clean-up
 
@@ -27,24 +27,20 @@ class Expiry:
         if node.marks.expires_ms is None:
             return
         self._serial += 1
-        heappush(self._heap, (node.marks.expires_ms, self._serial, node))
-        if len(self._heap) > 2 * self._kept + SLACK:
-            self._heap = [entry for entry in self._heap if _is_true(entry)]
-            heapify(self._heap)
-            self._kept = len(self._heap)
+        heappush(self.heap, (node.marks.expires_ms, self._serial, node))
+        if len(self.heap) > 2 * self._kept + SLACK:
+            self.heap = [entry for entry in self.heap if _is_true(entry)]
+            heapify(self.heap)
+            self._kept = len(self.heap)
 
     def due(self, now_ms: int) -> list[Node]:
         """Nodes whose time is over."""
         found: dict[Node, None] = {}
-        while self._heap and self._heap[0][0] <= now_ms:
-            entry = heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now_ms:
+            entry = heappop(self.heap)
             if _is_true(entry):
                 found[entry[2]] = None
         return list(found)
-
-    def next_ms(self) -> int | None:
-        """When `due` has something, at the earliest."""
-        return self._heap[0][0] if self._heap else None
 
 
 def _is_true(entry: tuple[int, int, Node]) -> bool:

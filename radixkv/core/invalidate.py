@@ -51,6 +51,8 @@ class Invalidation:
 
     def expire(self, nodes: Sequence[Node]) -> None:
         """Forget nodes whose time is over, and all that follows them."""
+        if not nodes:
+            return
         for node in nodes:
             if node.tokens and not node.detached:
                 self._take(node, 0)

@@ -88,7 +88,7 @@ class Waiter:
     drop_at_ms: int | None = None
     held_before: int = -1
     remote_before: int = -1
-    onboarded: list[tuple[Place, int, int]] = field(default_factory=list)
+    onboarded: tuple[tuple[Place, int, int], ...] = ()
     on_remote: tuple[bytes, ...] | None = None
     reason: OnboardReason | None = None
 

@@ -280,7 +280,7 @@ class Onboard:
         if node.tokens and not node.detached and node.parent is not None:
             self._index.join_up(node)
         for waiter in load.waiters:
-            waiter.onboarded += load.loaded
+            waiter.onboarded += tuple(load.loaded)
             self._free(waiter)
         load.waiters.clear()
 

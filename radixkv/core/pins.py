@@ -21,7 +21,7 @@ class Pins:
         self._index = index
         self._max_part = config.max_pinned
         self._pins: dict[int, Node] = {}
-        self._times: list[tuple[int, int]] = []  # (until_ms, pin id), a heap
+        self.times: list[tuple[int, int]] = []  # (until_ms, pin id), a heap
         self._next_id = 1
 
     def add(self, match: Match, until_ms: int | None) -> Pinned:
@@ -46,7 +46,7 @@ class Pins:
         self._next_id += 1
         self._pins[pin_id] = node
         if until_ms is not None:
-            heappush(self._times, (until_ms, pin_id))
+            heappush(self.times, (until_ms, pin_id))
         blocks = depth_of(node) + node.num_blocks
         return Pinned(pin_id, blocks * self._index.block_bytes // TOKEN_BYTES)
 
@@ -80,12 +80,8 @@ class Pins:
 
     def expire(self, now_ms: int) -> None:
         """Lift the pins whose time is over."""
-        while self._times and self._times[0][0] <= now_ms:
-            self.remove(heappop(self._times)[1])
-
-    def next_ms(self) -> int | None:
-        """When `expire` has something to do, at the earliest."""
-        return self._times[0][0] if self._times else None
+        while self.times and self.times[0][0] <= now_ms:
+            self.remove(heappop(self.times)[1])
 
     def nodes(self) -> list[Node]:
         """Where pins end; for checks."""

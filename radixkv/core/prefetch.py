@@ -113,7 +113,7 @@ class Prefetches:
             return held // TOKEN_BYTES, 0
         state.onboard.follow(found, waiter)
         loading = len(found.sources) * state.block_size if isinstance(found, Load) else 0
-        return held // TOKEN_BYTES, loading
+        return held // TOKEN_BYTES, min(loading, (limit - held) // TOKEN_BYTES)
 
     def _cached_bytes(self, waiter: Waiter) -> tuple[int, int]:
         """Bytes on the gpu, and bytes below it, of what was asked for."""

@@ -58,37 +58,71 @@ class Residency:
     # ---- locks, pins and recency ------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
-        """Keep the path to `node` from eviction. O(nodes not locked before)."""
+        """Keep the path to `node` from eviction. O(nodes not locked before).
+
+        Without tiers and pins, which is where every microsecond of a hit is looked at, the counts
+        are kept inline, here and in `unlock`.
+        """
         step: Node | None = node
+        gpu, tiered = self.gpu, self.tiered
         while step is not None:
             if step.locks:
                 step.locks += 1
                 return
-            self._count(step, -1)
             step.locks = 1
-            self._count(step, 1)
-            self._not_candidate(step)
+            if tiered or step.pins:
+                self._lock_counts(step, 1)
+            else:
+                count = len(step.residency[GPU])
+                gpu.num_locked += count
+                gpu.num_cached -= count
+                gpu.policy.discard(step)
             step = step.parent
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock(node)`. Detached nodes without locks are freed."""
         step: Node | None = node
+        gpu, tiered = self.gpu, self.tiered
         while step is not None:
             assert step.locks > 0
             if step.locks > 1:
                 step.locks -= 1
                 return
             parent = step.parent
-            self._count(step, -1)
             step.locks = 0
-            self._count(step, 1)
+            if tiered or step.pins:
+                self._lock_counts(step, -1)
+            else:
+                count = len(step.residency[GPU])
+                gpu.num_locked -= count
+                gpu.num_cached += count
             if step.detached:
                 self._free_detached(step)
             elif parent is None:
                 self._drop_if_empty(step.tree)
-            elif not step.pins:
+            elif tiered or step.pins:
                 self._settle_down(step)
+            elif step.children is None:
+                gpu.policy.add(step)
             step = parent
+
+    def _lock_counts(self, node: Node, sign: int) -> None:
+        """The blocks of `node` become locked (1), or cached or pinned again (-1)."""
+        for state, ids in zip(self.places, node.residency, strict=True):
+            if ids:
+                count = sign * len(ids)
+                state.num_locked += count
+                if node.pins:
+                    state.num_pinned -= count
+                else:
+                    state.num_cached -= count
+                    if state.has_slower:
+                        covered = self.covered(node, state.place)
+                        state.num_clean -= sign * min(len(ids), covered)
+                if sign > 0:
+                    state.policy.discard(node)
+                    if state.has_slower:
+                        state.unclean.discard(node)
 
     def pin(self, node: Node) -> None:
         """Keep the path to `node` where it is, also without a lease. O(nodes not pinned before)."""
@@ -115,16 +149,16 @@ class Residency:
             self._count(step, -1)
             step.pins = 0
             self._count(step, 1)
-            if parent is not None and not step.locks:
+            if parent is not None:
                 self._settle_down(step)
             step = parent
 
     def _settle_down(self, node: Node) -> None:
-        """`node` is neither locked nor pinned any more."""
-        if self.tiered:
+        """`node` is not locked any more, or not pinned: it may be neither."""
+        if not node.locks and not node.pins:
             self._trim(node)
-        if node.tokens:
-            self.refresh(node)
+            if node.tokens:
+                self.refresh(node)
 
     def touch(self, node: Node, hit: bool = False) -> None:
         """Make the whole path to `node` the most recently used. O(nodes on the path)."""
@@ -164,14 +198,17 @@ class Residency:
         tokens of the first block behind it.
         """
         ids = node.residency[place]
-        self._count(node, -1)
         gone = ids[kept:]
+        if self.tiered:
+            self._count(node, -1)
+        else:  # what is locked or pinned does not shrink on the gpu
+            self.gpu.num_cached -= len(gone)
         del ids[kept:]
         self.places[place].pool.free(gone)
         if not kept and gone and not node.detached:
             self._left(node, place)
         lost = None if node.locks or node.pins else self._trim(node)
-        if node.tokens:
+        if node.tokens and self.tiered:
             self._count(node, 1)
             self.refresh(node)
         return lost

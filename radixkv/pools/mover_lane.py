@@ -56,8 +56,8 @@ class MoverLane:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of its movers."""
-        return [mover.pid for mover in self._movers]
+        """Process ids of its movers that have started."""
+        return [mover.pid for mover in self._movers if mover.has_started]
 
     @property
     def num_queued(self) -> int:

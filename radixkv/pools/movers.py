@@ -113,7 +113,7 @@ class Movers:
         lane.submit(op)
 
     def pids(self) -> dict[Place, list[int]]:
-        """Process ids of the movers, by the place they serve (CPU: copies in memory)."""
+        """Process ids of started movers, by the place they serve (CPU: copies in memory)."""
         return {place: lane.pids for place, lane in self._lanes.items()}
 
     def num_queued(self) -> dict[Place, int]:

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from radixkv.core import erasing, offload, onboard
 from tests.core_audit import SENTINEL
 from tests.tier_movers import NASTY, NONE, SLOW
 from tests.tier_workers import BLOCK_SIZE, PLACEHOLDERS, TierSimulation
@@ -36,13 +37,19 @@ def simulation(seed: int) -> TierSimulation:
 
 
 @contextmanager
-def told(sim: TierSimulation, *how: object) -> Iterator[None]:
-    """Whatever goes wrong says how to run it again, and what happened before."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"{how}: {sim.rig.config}\n{sim.rig.story()}")
-        raise
+def told(sim: TierSimulation, how: str, seed: int, *more: int) -> Iterator[None]:
+    """Transfers are short or long; whatever goes wrong says how to run it again, and its story."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (offload, onboard):
+            patch.setattr(module, "RUN_BLOCKS", (32, 3, 1)[seed % 3])
+        patch.setattr(onboard, "MAX_RUNS", (4, 2)[seed % 2])
+        patch.setattr(offload, "MAX_IN_FLIGHT", (256, 4)[seed // 2 % 2])
+        patch.setattr(erasing, "MAX_ERASED", (1024, 3)[seed // 4 % 2])
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"{how}{(seed, *more)}: {sim.rig.config}\n{sim.rig.story()}")
+            raise
 
 
 def simulate(seed: int, steps: int) -> None:
