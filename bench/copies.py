@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import uvloop
 
 from bench.measure import MIN_PAIRS, Row, median_row
 from radixkv.core.tier_ops import Outcome, Place, Transfer
@@ -26,7 +27,7 @@ from radixkv.pools.mover_process import map_arena
 from radixkv.pools.movers import MoverPlaces, Movers, OpEnded
 
 RUN = 32  # blocks of one transfer
-BYTES = 256 << 20  # of one measurement, about
+BYTES = 1 << 30  # of one measurement, about
 PROCESSES = 2
 NICENESS = 10
 WARM_UPS = 12
@@ -58,7 +59,7 @@ def measure(quick: bool = False) -> list[Row]:
     for block_bytes in SIZES:
         for verify_all in (False, True):
             hops = [hop for hop in HOPS if hop.verify_all is verify_all]
-            found += asyncio.run(_measure(block_bytes, hops))
+            found += uvloop.run(_measure(block_bytes, hops))
     return found
 
 

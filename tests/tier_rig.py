@@ -306,10 +306,13 @@ class TierRig(TierHands):
         self.note("unpin prefix", list(prefix))
         count = self.cache.unpin_prefix(namespace, int32(prefix))
         begin = [pin for pin in self.pins.items() if pin[1].begins(namespace, prefix)]
-        sure = [pin for pin in begin if len(pin[1].chain) * self.block_size >= len(prefix)]
-        assert len(sure) <= count <= len(begin)
+        sure = [
+            pin for pin in begin if len(pin[1].chain) * self.block_size >= max(len(prefix), 1)
+        ]
+        assert len(sure) <= count <= len(begin), f"{len(sure)} <= {count} <= {len(begin)}"
         for pin_id, _ in begin:
             del self.pins[pin_id]
+            self.cache.unpin(pin_id)
         self.settle()
 
     def retain(self, prefix: Sequence[int], retention: Retention, namespace: bytes = NAMESPACE):

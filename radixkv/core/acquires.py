@@ -257,7 +257,7 @@ class Acquires:
                 continue
             if waiter.load is not None:
                 if (waiter.load_deadline_ms or 0) <= now_ms:
-                    self._state.onboard.leave(waiter)
+                    self._state.onboard.timed_out(waiter, now_ms)
                     waiter.reason = OnboardReason.TIMEOUT
                     self._ready.append(waiter)
             elif waiter.leader is not None:

@@ -68,15 +68,17 @@ class TierCalls:
         Invalidation(state).expire(state.index.expiry.due(now_ms))
         if state.index.tiered:
             state.transfers.health.resume(now_ms)
+            state.transfers.look(now_ms)
             state.offload.run(now_ms)
 
     def _next_tier_ms(self) -> int | None:
         """When `_run_tiers` has something to do by time alone."""
         state = self._state
         heads = [heap[0][0] for heap in (state.pins.times, state.index.expiry.heap) if heap]
-        resume_ms = state.transfers.health.resume_ms()
-        if resume_ms is not None:
-            heads.append(resume_ms)
+        transfers = state.transfers
+        for at_ms in (transfers.health.resume_ms(), transfers.look_ms()):
+            if at_ms is not None:
+                heads.append(at_ms)
         return min(heads, default=None)
 
     def _has_more(self) -> bool:

@@ -2,7 +2,7 @@
 
 A place whose reads (or writes) fail MAX_FAILURES times in a row is *suspended* for reads (writes),
 longer each time: nothing is read from it (written to it) until it is tried again. A full disk can
-still be read.
+still be read. While an operation takes far too long (a stopped mover), nothing more is begun.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class Direction:
             suspension_ms = FIRST_SUSPENSION_MS << min(self._suspensions, 10)
             self.until_ms = now_ms + min(suspension_ms, MAX_SUSPENSION_MS)
             self._suspensions += 1
+
+    def stalled(self, now_ms: int) -> None:
+        """An operation is under way far too long: leave this alone for a while."""
+        self.until_ms = max(self.until_ms, now_ms + FIRST_SUSPENSION_MS)
 
     def is_suspended(self, now_ms: int) -> bool:
         """Whether to leave this alone for now."""

@@ -29,7 +29,7 @@ from radixkv.core.tree import Node
 if TYPE_CHECKING:
     from radixkv.core.state import State
 
-MAX_IN_FLIGHT = 8 * RUN_BLOCKS
+MAX_IN_FLIGHT = 8 * RUN_BLOCKS  # and no more than an eighth of the place they come from
 MAX_LOOKED_AT = 8  # queued nodes, before one is found that can be written
 MAX_QUEUED = 65_536  # nodes waiting to be written; the oldest are forgotten
 
@@ -95,7 +95,9 @@ class Offload:
         for _ in upwards:  # a place may find only now that the one below has to make room
             for place, target in upwards:
                 moved = self._clean(place, target, now_ms)
-                waits = moved or self.is_moving(place) or self.is_moving(target)
+                moving = self.is_moving(place) or self.is_moving(target)
+                refused = self._transfers.health[target].writes.is_suspended(now_ms)
+                waits = moved or (moving and not refused)
                 (self._stuck.discard if waits else self._stuck.add)(place)
         if self._state.config.remote and Place.REMOTE not in self._below.values():
             self._feed_remote(now_ms)
@@ -114,7 +116,8 @@ class Offload:
         state = self._index.places[place]
         if self._transfers.health[target].writes.is_suspended(now_ms):
             return False
-        while self._transfers.in_flight(place, target) < MAX_IN_FLIGHT:
+        limit = min(MAX_IN_FLIGHT, max(state.pool.num_blocks // 8, 1))
+        while self._transfers.in_flight(place, target) < limit:
             queue = self._queues[place]
             if queue and self._write_queued(queue, place, target):
                 continue

@@ -301,6 +301,13 @@ class Onboard:
         if isinstance(load, Load) and not load.waiters and load in self.loads:
             self._stop(load)
 
+    def timed_out(self, waiter: Waiter, now_ms: int) -> None:
+        """`waiter` has waited long enough; where its blocks come from is too slow for it."""
+        load = waiter.load
+        place = load.sources[load.arrived].place if isinstance(load, Load) else Place.REMOTE
+        self._transfers.health[place].reads.failed(now_ms)
+        self.leave(waiter)
+
     def _free(self, waiter: Waiter) -> None:
         waiter.load = None
         self.ended.append(waiter)

@@ -33,12 +33,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.core.costs import Costs
-from radixkv.core.health import Healths
+from radixkv.core.health import Direction, Healths
 from radixkv.core.prefix_index import PrefixIndex
 from radixkv.core.tier_ops import BlockIdentity, Cancel, Outcome, Place, TierOp, Transfer
 from radixkv.core.tree import Node
 
 RUN_BLOCKS = 32  # of one transfer
+STALL_MS = 5_000  # a transfer of one run should never take so long
+LOOK_INTERVAL_MS = 1_000
 
 Outcomes = Sequence[Outcome]
 
@@ -47,6 +49,7 @@ Outcomes = Sequence[Outcome]
 class _Running:
     op: Transfer
     on_done: Callable[[Outcomes], None]
+    seen_ms: int | None = None  # when it was first looked at
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Transfers:
     running: dict[int, _Running] = field(default_factory=dict)
     health: Healths = field(default_factory=Healths)
     _cancelled: set[int] = field(default_factory=set)
+    _look_ms: int = 0
     before_release: Callable[[Transfer], None] = lambda op: None
     _in_flight: dict[tuple[Place, Place], int] = field(default_factory=dict)
     _next_id: int = 1
@@ -110,6 +114,25 @@ class Transfers:
                 pool = self.index.places[place].pool
                 (pool.hold if sign > 0 else pool.let_go)(ids)
 
+    def look(self, now_ms: int) -> None:
+        """Find transfers that take far too long. O(transfers), now and then."""
+        if now_ms < self._look_ms:
+            return
+        self._look_ms = now_ms + LOOK_INTERVAL_MS
+        for running in self.running.values():
+            if running.seen_ms is None:
+                running.seen_ms = now_ms
+            elif now_ms - running.seen_ms >= STALL_MS:
+                self._way(running.op).stalled(now_ms)
+
+    def look_ms(self) -> int | None:
+        """When `look` has something to do."""
+        return self._look_ms if self.running else None
+
+    def _way(self, op: Transfer) -> Direction:
+        up = op.target is Place.GPU
+        return self.health[op.source].reads if up else self.health[op.target].writes
+
     def cancel(self, transfer_id: int) -> None:
         """Nobody needs a transfer any more. It is reported all the same."""
         self._cancelled.add(transfer_id)
@@ -118,8 +141,7 @@ class Transfers:
     def _judge(self, op: Transfer, outcomes: Outcomes, elapsed_s: float, now_ms: int) -> None:
         good = sum(outcome is Outcome.DONE for outcome in outcomes)
         failed = sum(outcome is Outcome.FAILED for outcome in outcomes)
-        up = op.target is Place.GPU
-        way = self.health[op.source].reads if up else self.health[op.target].writes
+        way = self._way(op)
         way.done_blocks += good
         self.health[op.source].bad_blocks += len(outcomes) - good - failed
         if good == len(outcomes):

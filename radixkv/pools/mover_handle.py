@@ -157,17 +157,19 @@ class MoverHandle:
 
     # ---- what comes from it -----------------------------------------------------------------
 
-    def _readable(self) -> None:
-        while True:
-            try:
-                message = self._socket.recv(MAX_ANSWER_BYTES)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                continue  # it ended with operations unread; its last answers come behind this
-            if not message:
-                return self._end()
-            self._heard(message)
+    def _readable(self) -> bool:
+        """Take in one message, or the end; False if there is nothing (more)."""
+        try:
+            message = self._socket.recv(MAX_ANSWER_BYTES)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True  # it ended with operations unread; its last answers come behind this
+        if not message:
+            self._end()
+            return False
+        self._heard(message)
+        return True
 
     def _heard(self, message: bytes) -> None:
         if self.has_started:
@@ -200,7 +202,8 @@ class MoverHandle:
         """Its exit was seen: it touches nothing any more."""
         self._process.wait()
         if self._socket.fileno() >= 0:
-            self._readable()  # what it had said before
+            while self._readable():
+                pass  # what it had said before
             self._stop_reading()
             self._socket.close()
         self.is_ready, self.is_gone = False, True

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from radixkv.pools.checked_copy import map_checksum_table
 from radixkv.pools.mover_faults import FAULTS_VARIABLE, Faults
 from radixkv.pools.mover_ring import RingMemory, encode_answer
-from radixkv.pools.mover_work import BeforeBlock, MappedPlaces, MoverWork, never_fail
+from radixkv.pools.mover_work import BeforeBlock, MappedPlaces, MoverWork
 from radixkv.pools.nvme import NvmeAttachment, NvmeStore
 from radixkv.pools.remote import RemoteStore
 from radixkv.pools.stores import ObjectStore, SlotStore
@@ -93,20 +93,16 @@ def _serve(connection: socket.socket, ring: RingMemory, places: MappedPlaces) ->
     connection.send(READY)
     while message := connection.recv(1):
         slot = message[0]
-
-        def is_cancelled(slot: int = slot) -> bool:
-            return ring.is_cancelled(slot)
-
-        answer = work.carry_out(ring.read(slot), is_cancelled)
+        answer = work.carry_out(ring.read(slot), ring.is_cancelled(slot))
         try:
             connection.send(encode_answer(slot, answer))
         except OSError:
             return  # the server is gone
 
 
-def _before_block() -> BeforeBlock:
+def _before_block() -> BeforeBlock | None:
     path = os.environ.get(FAULTS_VARIABLE)
-    return Faults(Path(path)) if path else never_fail
+    return Faults(Path(path)) if path else None
 
 
 def _die_with_parent() -> None:

@@ -90,6 +90,7 @@ class RingMemory:
         self._op_bytes = max_op_bytes(block_size)
         self._slot_bytes = _slot_bytes(block_size)
         self._memory = mmap.mmap(descriptor, SLOTS * self._slot_bytes)
+        self._view = memoryview(self._memory)
 
     @staticmethod
     def create(block_size: int) -> int:
@@ -118,13 +119,10 @@ class RingMemory:
         """Ask the mover to leave undone what it has not begun of this slot's operation."""
         self._memory[slot * self._slot_bytes] = 1
 
-    def is_cancelled(self, slot: int) -> bool:
-        """Whether that was asked."""
-        return self._memory[slot * self._slot_bytes] != 0
-
-    def close(self) -> None:
-        """Unmap."""
-        self._memory.close()
+    def is_cancelled(self, slot: int) -> memoryview:
+        """A byte that tells whether that was asked, 0 or 1, now and whenever it is read."""
+        start = slot * self._slot_bytes
+        return self._view[start : start + 1]
 
 
 # ---- operations -------------------------------------------------------------------------------

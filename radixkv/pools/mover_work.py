@@ -29,6 +29,7 @@ STORE_BATCH = 16  # blocks a store gets at once; a cancellation is seen between 
 DONE = Outcome.DONE  # looking it up costs as much as copying a kilobyte
 
 BeforeBlock = Callable[[MoverOp, int], None]
+CancelFlag = Sequence[int] | memoryview  # of one item, which may become 1 at any time
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,21 @@ class MappedPlaces:
     verify_all: bool = False
 
 
-def never_fail(op: MoverOp, index: int) -> None:
-    """Nothing happens before a block."""
-
-
 class MoverWork:
     """Carries out operations, one at a time.
 
     `before_block(op, index)` is called before each block and once behind the last; it may delay,
-    or raise to fail the block.
+    or raise OSError to fail the block. The loops over blocks in memory do little else than copy:
+    each copy drives the interpreter out of the core's caches, and bringing it back takes longer
+    than running it.
     """
 
-    def __init__(self, places: MappedPlaces, before_block: BeforeBlock = never_fail) -> None:
+    def __init__(self, places: MappedPlaces, before_block: BeforeBlock | None = None) -> None:
         self._places = places
         self._before_block = before_block
         self._problem = ""
 
-    def carry_out(self, op: MoverOp, is_cancelled: Callable[[], bool]) -> Answer:
+    def carry_out(self, op: MoverOp, is_cancelled: CancelFlag) -> Answer:
         """Do it; failures are results. Mutates the targets, or what is erased."""
         self._problem = ""
         start = time.perf_counter()
@@ -73,63 +72,63 @@ class MoverWork:
 
     def _before_end(self, op: MoverOp) -> None:
         try:
-            self._before_block(op, num_blocks(op))
+            if self._before_block is not None:
+                self._before_block(op, num_blocks(op))
         except OSError as error:
             self._problem = str(error)  # too late to change what was done
 
     # ---- transfers --------------------------------------------------------------------------
 
-    def _transfer(self, op: Transfer, is_cancelled: Callable[[], bool]) -> bytes:
+    def _transfer(self, op: Transfer, is_cancelled: CancelFlag) -> bytes:
         """Outcomes; where they end early, the rest was not begun."""
         outcomes = bytearray()
-        in_memory = Place.CPU in (op.source, op.target) and Place.GPU in (op.source, op.target)
         try:
-            if in_memory:
-                self._copy_memory(op, is_cancelled, outcomes)
+            if (op.source, op.target) == (Place.GPU, Place.CPU):
+                self._to_cpu(op, is_cancelled, outcomes)
+            elif (op.source, op.target) == (Place.CPU, Place.GPU):
+                self._to_gpu(op, is_cancelled, outcomes)
             else:
                 self._move_records(op, is_cancelled, outcomes)
         except Exception as error:
             self._note(op, error)
         return bytes(outcomes).ljust(num_blocks(op), bytes((Outcome.FAILED,)))
 
-    def _copy_memory(
-        self, op: Transfer, is_cancelled: Callable[[], bool], outcomes: bytearray
-    ) -> None:
-        copy = self._to_cpu if op.target is Place.CPU else self._to_gpu
-        for index, (source, target) in enumerate(zip(op.source_ids, op.target_ids, strict=True)):
-            self._before_block(op, index)
-            if is_cancelled():
-                return
-            outcome = copy(source, target)
-            outcomes.append(outcome)
-            if outcome is not DONE:
-                return
-
-    def _to_cpu(self, source: int, target: int) -> Outcome:
-        cpu, checksums = self._places.cpu, self._places.checksums
+    def _to_cpu(self, op: Transfer, is_cancelled: CancelFlag, outcomes: bytearray) -> None:
+        gpu, cpu, checksums = self._places.gpu, self._places.cpu, self._places.checksums
+        before_block = self._before_block
         assert cpu is not None and checksums is not None
-        checksums[target] = copy_with_checksum(self._places.gpu[source], cpu[target])
-        return DONE
+        for source, target in zip(op.source_ids, op.target_ids, strict=True):
+            if before_block is not None:
+                before_block(op, len(outcomes))
+            if is_cancelled[0]:
+                return
+            checksums[target] = copy_with_checksum(gpu[source], cpu[target])
+            outcomes.append(DONE)
 
-    def _to_gpu(self, source: int, target: int) -> Outcome:
-        cpu, checksums = self._places.cpu, self._places.checksums
+    def _to_gpu(self, op: Transfer, is_cancelled: CancelFlag, outcomes: bytearray) -> None:
+        gpu, cpu, checksums = self._places.gpu, self._places.cpu, self._places.checksums
+        before_block = self._before_block
         assert cpu is not None and checksums is not None
-        into = self._places.gpu[target]
-        if self._places.verify_all or random.random() < 1 / SAMPLE_ONE_IN:
-            whole = copy_with_checksum(cpu[source], into) == checksums[source]
-            return DONE if whole else self._bad_on_cpu(source)
-        np.copyto(into, cpu[source])
-        return DONE
+        share = 1.0 if self._places.verify_all else 1 / SAMPLE_ONE_IN
+        for source, target in zip(op.source_ids, op.target_ids, strict=True):
+            if before_block is not None:
+                before_block(op, len(outcomes))
+            if is_cancelled[0]:
+                return
+            if random.random() >= share:
+                np.copyto(gpu[target], cpu[source])
+            elif copy_with_checksum(cpu[source], gpu[target]) != checksums[source]:
+                outcomes.append(self._bad_on_cpu(source))
+                return
+            outcomes.append(DONE)
 
-    def _move_records(
-        self, op: Transfer, is_cancelled: Callable[[], bool], outcomes: bytearray
-    ) -> None:
+    def _move_records(self, op: Transfer, is_cancelled: CancelFlag, outcomes: bytearray) -> None:
         count = num_blocks(op)
         move = self._from_store if op.target is Place.GPU else self._to_store
         for start in range(0, count, STORE_BATCH):
             end = min(start + STORE_BATCH, count)
             ready = self._num_ready(op, start, end)
-            if ready == start or is_cancelled():
+            if ready == start or is_cancelled[0]:
                 return
             outcomes += bytes(move(op, slice(start, ready)))
             if len(outcomes) < end or any(outcomes):
@@ -137,12 +136,13 @@ class MoverWork:
 
     def _num_ready(self, op: Transfer, start: int, end: int) -> int:
         """How far blocks [start, end) can be moved."""
-        for index in range(start, end):
-            try:
-                self._before_block(op, index)
-            except OSError as error:
-                self._note(op, error)
-                return index
+        if self._before_block is not None:
+            for index in range(start, end):
+                try:
+                    self._before_block(op, index)
+                except OSError as error:
+                    self._note(op, error)
+                    return index
         return end
 
     def _to_store(self, op: Transfer, some: slice) -> list[Outcome]:
@@ -191,7 +191,8 @@ class MoverWork:
 
     def _attempt(self, op: MoverOp, act: Callable[[MoverOp], bytes]) -> bytes:
         try:
-            self._before_block(op, 0)
+            if self._before_block is not None:
+                self._before_block(op, 0)
             return act(op)
         except Exception as error:
             self._note(op, error)

@@ -161,7 +161,11 @@ def _ended(op: MoverOp, answer: Answer | None) -> OpEnded:
     if isinstance(op, Transfer):
         if answer is None:
             return TransferEnded(op.transfer_id, (Outcome.FAILED,) * num_blocks(op), 0.0)
-        outcomes = tuple([_OUTCOMES[result] for result in answer.results])
+        results = answer.results
+        if any(results):
+            outcomes = tuple([_OUTCOMES[result] for result in results])
+        else:
+            outcomes = (Outcome.DONE,) * len(results)
         return TransferEnded(op.transfer_id, outcomes, answer.elapsed_s)
     if isinstance(op, Erase):
         return EraseEnded(op.erase_id, answer is not None and answer.results == b"\1")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,4 +203,51 @@ def test_eight_workers_over_an_eighth_of_the_working_set(tmp_path: Path, seconds
         assert sum(worker["queried"] for worker in seen) > 0
         assert sum(worker["from_below"] for worker in seen) > 0
         assert all(tier["bad_blocks"] == 0 for tier in stats(server)["tiers"])
+        balanced(server)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB; where mounting is refused, the test is skipped by that name."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs is refused ({done.stderr.strip()}); a full disk is"
+                    " injected in tests/unit/test_nvme_faults.py")  # fmt: skip
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_is_used_as_far_as_it_goes(tmp_path: Path, small_disk: Path) -> None:
+    options = ["--nvme-path", str(small_disk), "--nvme-blocks", "1024", "--no-break-even"]
+    with tiered_server(tmp_path, 64, 0, 0, *options) as server:
+        assert 0 < tier(server, "nvme")["books"]["total"] < 256
+        assert "have room" in server.stderr()
+        serve_all(server)
+        again = serve_all(server)
+        assert again.cached_tokens > 0 and again.from_below > 0
+        balanced(server)
+
+
+def test_a_stopped_mover_costs_bounded_time(tmp_path: Path) -> None:
+    """SIGSTOP of the movers of nvme: what they were to bring up is computed again."""
+    options = ("--no-break-even", "--onboarding", "timeout", "--onboard-timeout", "0.5")
+    with tiered_server(tmp_path, 160, 0, 1024, *options) as server:
+        serve_all(server)
+        wait_until(lambda: len(mover_pids(server)) == 1)
+        (mover,) = mover_pids(server)
+        os.kill(mover, signal.SIGSTOP)
+        began = time.monotonic()
+        with connect(server) as client:
+            worker = TierWorker(client)
+            for prompt in WORKING_SET[:6]:
+                worker.serve(prompt)
+        assert time.monotonic() - began < MAX_WAIT_S
+        assert worker.from_below == 0
+        os.kill(mover, signal.SIGCONT)
+        wait_until(lambda: tier(server, "nvme")["state"] == "OK")
+        serve_all(server)
+        assert serve_all(server).cached_tokens == usable(WORKING_SET)
         balanced(server)

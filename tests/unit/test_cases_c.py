@@ -344,6 +344,31 @@ def test_d7_nothing_survives_an_invalidation() -> None:
     assert rig.crash() == 4, "what is computed anew is found"
 
 
+@pytest.mark.parametrize("carried_out", ["before", "after"])
+def test_d7_blocks_on_their_way_from_the_remote(carried_out: str) -> None:
+    rig = new_rig(8, remote=True)
+    p = text(4)
+    rig.cache_prompt(1, p)
+    push_out(rig)
+    waiting = rig.acquire(1, p + END, capacity_wait_ms=10_000)
+    assert isinstance(waiting, WaitingAcquire)
+    rig.finish(next(iter(rig.traffic.probes.values())))
+    (load,) = loads(rig)
+    done = rig.invalidate(prefix=p[:B])
+    if carried_out == "before":
+        rig.finish(load)
+    else:
+        for op in list(rig.traffic.erases.values()):
+            rig.finish(op)
+        rig.finish(load)
+    rig.finish_all()
+    assert rig.lookup(p + END) == 0
+    assert not rig.places.remote and (not done.ticket or rig.tickets[done.ticket])
+    rig.quiesce()
+    lease = rig.answer(waiting)
+    assert isinstance(lease, TierLease) and not lease.published
+
+
 def test_d7_twice_is_harmless() -> None:
     rig, p, lease = everywhere()
     first, second = rig.invalidate(None), rig.invalidate(None)
