@@ -53,7 +53,7 @@ HOPS = (
 )
 
 
-def measure(quick: bool = False) -> list[Row]:
+def rows(quick: bool = False) -> list[Row]:
     """All rows of this part."""
     found = []
     for block_bytes in SIZES:

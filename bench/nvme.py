@@ -30,7 +30,7 @@ SCANS = 7
 NAMESPACE = b"bench" * 20
 
 
-def measure(quick: bool = False) -> list[Row]:
+def rows(quick: bool = False) -> list[Row]:
     """All rows of this part."""
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-nvme-") as name:
         found = []
@@ -66,9 +66,14 @@ def throughput_rows(directory: Path, block_bytes: int, runs: int) -> list[Row]:
 class StoredBlocks:
     """A store and one run of payloads, aligned as those of an arena are."""
 
-    def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, num_blocks: int, block_bytes: int, namespace: bytes = NAMESPACE,
+        chain_blocks: int | None = None,
+    ) -> None:  # fmt: skip
+        """Blocks of one sequence, or of several of `chain_blocks` each."""
         self.store = NvmeStore(directory, num_blocks, block_bytes, BLOCK_SIZE)
-        self.num_blocks, self.identities = num_blocks, identities(num_blocks)
+        self.num_blocks, self.namespace = num_blocks, namespace
+        self.identities = identities(num_blocks, namespace, chain_blocks or num_blocks)
         memory = np.frombuffer(mmap.mmap(-1, RUN * block_bytes), np.uint8)
         self.payloads = list(memory.reshape(RUN, block_bytes))
         memory[:] = np.random.default_rng(1).integers(0, 256, len(memory), np.uint8)
@@ -78,7 +83,7 @@ class StoredBlocks:
         """Seconds to write all blocks."""
         return self._all(
             lambda slots, names: self.store.write(
-                slots, NAMESPACE, names, self.payloads[: len(slots)], self.checksums
+                slots, self.namespace, names, self.payloads[: len(slots)], self.checksums
             )
         )
 
@@ -86,7 +91,7 @@ class StoredBlocks:
         """Seconds to read all blocks."""
         return self._all(
             lambda slots, names: self.store.read(
-                slots, NAMESPACE, names, self.payloads[: len(slots)]
+                slots, self.namespace, names, self.payloads[: len(slots)]
             )
         )
 
@@ -99,13 +104,13 @@ class StoredBlocks:
         return time.perf_counter() - start
 
 
-def identities(count: int) -> list[BlockIdentity]:
-    """The blocks of one long sequence."""
-    found, parent = [], root_digest(NAMESPACE)
+def identities(count: int, namespace: bytes, chain_blocks: int) -> list[BlockIdentity]:
+    """The blocks of sequences of that length."""
+    found: list[BlockIdentity] = []
     for index in range(count):
+        parent = found[-1].digest if index % chain_blocks else root_digest(namespace)
         tokens = np.full(BLOCK_SIZE, index, "<i4").tobytes()
         found.append(BlockIdentity(block_digest(parent, tokens), parent, tokens))
-        parent = found[-1].digest
     return found
 
 

@@ -28,7 +28,7 @@ NAMESPACE = b"bench" * 20
 LIMIT = 0.9
 
 
-def measure(quick: bool = False) -> list[Row]:
+def rows(quick: bool = False) -> list[Row]:
     """All rows of this part; `quick` changes nothing."""
     if reason := why_not():
         return [Row("remote put and get ÷ Mooncake's client", None, note=reason)]

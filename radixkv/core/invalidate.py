@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.core import flight
+from radixkv.core.digest import block_digest, root_digest
 from radixkv.core.identity import prefix_digests, start_digest
 from radixkv.core.lease import Lease
 from radixkv.core.results import Invalidated
@@ -37,6 +38,10 @@ class Invalidation:
         """See Cache.invalidate."""
         trees = self._state.index.trees
         chosen = list(trees.values()) if namespace is None else [trees.get(namespace)]
+        if self._state.config.remote and not self._dry_run:
+            self._state.probing.forget()
+            if namespace is not None and not tag:
+                self._digests += self._named(namespace, prefix)
         for tree in chosen:
             if tree is None:
                 continue
@@ -45,9 +50,19 @@ class Invalidation:
                 tops = _tagged(tops, tag)
             if not self._dry_run:
                 self._silence(tree, prefix, tag)
+                self._digests += self._state.onboard.doom_remote(tree, prefix, tag)
             for top, at in tops:
                 self._take(top, at)
         return self._result()
+
+    def _named(self, namespace: bytes, prefix: bytes) -> list[bytes]:
+        """The digest of the prefix's last whole block, which the remote may have by others."""
+        block = self._state.block_bytes
+        digest = root_digest(namespace)
+        whole = len(prefix) - len(prefix) % block
+        for at in range(0, whole, block):
+            digest = block_digest(digest, prefix[at : at + block])
+        return [digest] if whole else []
 
     def expire(self, nodes: Sequence[Node]) -> None:
         """Forget nodes whose time is over, and all that follows them."""

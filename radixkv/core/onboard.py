@@ -30,7 +30,7 @@ from radixkv.core.identity import identities
 from radixkv.core.lease import Waiter
 from radixkv.core.tier_ops import BlockIdentity, Outcome, Place
 from radixkv.core.transfers import RUN_BLOCKS, Outcomes, Path, can_follow
-from radixkv.core.tree import GPU, Match, Node
+from radixkv.core.tree import GPU, Match, Node, Tree
 
 if TYPE_CHECKING:
     from radixkv.core.probing import Question
@@ -74,6 +74,7 @@ class Load:
     arrived: int = 0
     runs: deque[Run] = field(default_factory=deque)
     stopped: bool = False
+    doomed: bool = False  # invalidated: what still arrives is not let in
     loaded: list[tuple[Place, int, int]] = field(default_factory=list)
 
 
@@ -240,7 +241,7 @@ class Onboard:
 
     def _attach_remote(self, load: Load, run: Run, good: int) -> int:
         start = load.node
-        if start.detached or not good:
+        if load.doomed or not good:
             return 0
         names = [source.identity for source in load.sources[run.first : run.first + good]]
         tokens = b"".join(name.tokens for name in names if name is not None)
@@ -255,6 +256,22 @@ class Onboard:
             step = step.parent
         self._index.touch(end)
         return good
+
+    def doom_remote(self, tree: Tree, prefix: bytes, tag: str) -> list[bytes]:
+        """Give up what comes from the remote for sequences that are invalidated; their digests."""
+        doomed: list[bytes] = []
+        for load in self.loads:
+            names = [source.identity for source in load.sources if source.identity is not None]
+            if not names or load.node.tree is not tree:
+                continue
+            path = tree.path(load.node)
+            tokens = tree.path_tokens(load.node) + b"".join(name.tokens for name in names)
+            tagged = not tag or any(tag in node.marks.tags for node in path)
+            if tagged and tokens.startswith(prefix):
+                load.doomed = True
+                doomed += [name.digest for name in names]
+                self._stop(load)
+        return doomed
 
     def _stop(self, load: Load) -> None:
         if not load.stopped:

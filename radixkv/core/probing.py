@@ -25,6 +25,7 @@ class Question:
 
     digests: tuple[bytes, ...]
     waiters: list[Waiter] = field(default_factory=list)
+    is_stale: bool = False  # something was invalidated after it was asked
 
 
 class Probing:
@@ -53,7 +54,8 @@ class Probing:
     def done(self, probe_id: int, present: Sequence[bool] | None, now_ms: int) -> None:
         """The remote answered, or (None) did not: that counts as having nothing."""
         question = self._asked.pop(probe_id)
-        del self._by_digests[question.digests]
+        if not question.is_stale:
+            del self._by_digests[question.digests]
         reads = self._transfers.health[Place.REMOTE].reads
         if present is None:
             reads.failed(now_ms)
@@ -61,7 +63,7 @@ class Probing:
             reads.worked()
         count = 0
         for there in present or ():
-            if not there:
+            if not there or question.is_stale:
                 break
             count += 1
         for waiter in question.waiters:
@@ -69,6 +71,13 @@ class Probing:
             waiter.load = None
             self._ended.append(waiter)
         question.waiters.clear()
+
+
+    def forget(self) -> None:
+        """Answers to what was asked until now are too old to act on."""
+        for question in self._by_digests.values():
+            question.is_stale = True
+        self._by_digests.clear()
 
 
 def names_of(node: Node, tokens: bytes, digests: Sequence[bytes]) -> list[BlockIdentity]:
