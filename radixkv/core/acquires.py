@@ -340,6 +340,8 @@ class Acquires:
         asked, missing = head.session, 1
         if not head.session_full:
             missing = total_blocks(state, head) - state.gpu.num_available
+            if missing <= 0 and head.drop_at_ms is not None:
+                return  # it waits for copies to go down, which nobody can help
             asked = max(
                 state.sessions.values(),
                 key=lambda s: (s.private_blocks + len(s.reserve), len(s.leases), -s.session_id),
