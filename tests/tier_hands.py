@@ -8,7 +8,7 @@ from random import Random
 
 from radixkv.core.tier_ops import BlockIdentity, Erase, Outcome, Probe, Transfer
 from tests.tier_audit import TierAudit
-from tests.tier_places import CPU, GPU, NVME, REMOTE
+from tests.tier_places import CPU, GPU, NVME, REMOTE, covers
 from tests.tier_truth import KnownBlock
 
 MAX_ROUNDS = 300  # of finishing all there is to do, until nothing is left
@@ -67,8 +67,9 @@ class TierHands(TierAudit):
         if ok:
             for key in op.ids or op.digests:
                 self.places.erase(op.place, key)
-        for digest in op.digests:  # what could not be removed may be found again
-            self.truth.by_digest[digest].leftover = digest in self.places.remote
+        for block in self.truth.by_digest.values():
+            if any(covers(digest, block.digest) for digest in op.digests):
+                block.leftover = block.digest in self.places.remote  # not removed: found again
         self.note("erase", op.erase_id, "done" if ok else "failed")
         self.traffic.end(op)
         self.cache.erase_done(op.erase_id, ok, self.now_ms)

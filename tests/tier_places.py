@@ -13,6 +13,7 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
+from radixkv.core.digest import EVERYTHING, TAG_BYTES, names_many
 from radixkv.core.tier_ops import BlockIdentity, Outcome, Place, StoredBlock, Transfer
 from tests.naive_model import GARBAGE
 from tests.tier_truth import Content
@@ -56,6 +57,12 @@ class BadRead(Exception):
 def same_block(a: BlockIdentity, b: BlockIdentity) -> bool:
     """Whether two identities are of one block; tags, priority and expiry may have changed."""
     return a[:4] == b[:4]
+
+
+def covers(digest: bytes, other: bytes) -> bool:
+    """Whether an Erase of the first digest removes the second from the remote."""
+    tag = b"" if digest == EVERYTHING else digest[:TAG_BYTES]
+    return digest == other or (names_many(digest) and other.startswith(tag))
 
 
 class Places:
@@ -176,8 +183,10 @@ class Places:
         return {CPU: self.cpu, NVME: self.nvme, REMOTE: self.remote}[place]
 
     def erase(self, place: Place, key: int | bytes) -> None:
-        """Make a record unreadable."""
-        self._of(place).pop(key, None)
+        """Make a record unreadable; on the remote a digest may name many."""
+        held = self._of(place)
+        for found in [k for k in held if k == key or place is REMOTE and covers(key, k)]:
+            del held[found]
 
     # ---- a restart ------------------------------------------------------------------------
 

@@ -306,9 +306,7 @@ class TierRig(TierHands):
         self.note("unpin prefix", list(prefix))
         count = self.cache.unpin_prefix(namespace, int32(prefix))
         begin = [pin for pin in self.pins.items() if pin[1].begins(namespace, prefix)]
-        sure = [
-            pin for pin in begin if len(pin[1].chain) * self.block_size >= max(len(prefix), 1)
-        ]
+        sure = [pin for pin in begin if len(pin[1].chain) * self.block_size >= max(len(prefix), 1)]
         assert len(sure) <= count <= len(begin), f"{len(sure)} <= {count} <= {len(begin)}"
         for pin_id, _ in begin:
             del self.pins[pin_id]
@@ -334,7 +332,7 @@ class TierRig(TierHands):
         """Nobody finds these blocks from now on; with a ticket, nor after a restart once ended."""
         head = tuple(prefix)
         gone = self.truth.scope(namespace, head, tag)
-        self._leave_to_remote(gone)
+        self._leave_to_remote(gone, head, tag)
         self.note("invalidate", namespace, head, tag)
         arguments = (namespace, int32(prefix))
         dry = self.cache.invalidate(*arguments, dry_run=True, tag=tag, now_ms=self.now_ms)
@@ -362,9 +360,14 @@ class TierRig(TierHands):
                 if inside and (not tag or tag in block.any_tags):
                     self.shorten(pin, lambda other, lost=block: other is lost)
 
-    def _leave_to_remote(self, gone: Iterable[KnownBlock]) -> None:
-        """What only the remote has is not known to the core, and may be found there again."""
+    def _leave_to_remote(self, gone: Iterable[KnownBlock], head: tuple[int, ...], tag: str) -> None:
+        """What only the remote has is not known to the core, and may be found there again.
+
+        But all of a namespace can be named, and the last whole block of a prefix.
+        """
         known = self.traffic.digests_to_remote()
+        whole = head[: len(head) - len(head) % self.block_size]
         for block in gone:
+            named = not tag and (not whole or block.path == whole)
             on_remote = block.digest in self.places.remote and block.digest not in known
-            block.leftover = on_remote and not self.is_found(block)
+            block.leftover = on_remote and not named and not self.is_found(block)

@@ -30,7 +30,7 @@ def root_digest(namespace: bytes) -> bytes:
 
 def block_digest(parent: bytes, tokens: bytes) -> bytes:
     """The digest of a block with these canonical tokens behind `parent`."""
-    return blake2b(parent + tokens, digest_size=16, person=b"radixkv-block").digest()
+    return parent[:6] + blake2b(parent + tokens, digest_size=10, person=b"radixkv-block").digest()
 
 
 def canonical(atom: Atom) -> int:

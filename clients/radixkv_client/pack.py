@@ -221,6 +221,8 @@ def _num_tokens(header: PackHeader) -> int:
 @contextmanager
 def _replacing(path: Path) -> Iterator[int]:
     """A new file, readable by its owner only, that takes the place of `path` if all goes well."""
+    if path.exists() and not path.is_file():
+        raise PackError(f"{path} is there and is not a regular file")
     file, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     try:
         try:

@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(loaded: config.Loaded) -> int:
     # Imported late: --help and configuration errors need none of it, and it takes a while.
     from radixkv.pools.arena import ArenaError
+    from radixkv.pools.nvme_files import NvmeError
     from radixkv.server.admin import TokenError
     from radixkv.server.app import run
     from radixkv.server.pool_host import PoolTooLarge
@@ -48,7 +49,7 @@ def _run(loaded: config.Loaded) -> int:
         return run(loaded.settings)
     except (TokenError, SpecError) as error:
         return _fail(str(error), EXIT_BAD_CONFIG)
-    except (StartError, PoolTooLarge, ArenaError) as error:
+    except (StartError, PoolTooLarge, ArenaError, NvmeError) as error:
         return _fail(str(error), EXIT_CANNOT_START)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from radixkv.core.digest import EVERYTHING, all_of
 from radixkv.core.prefix_index import PrefixIndex
 from radixkv.core.results import Event, InvalidateEnded
 from radixkv.core.tier_ops import Erase, Place, Transfer
@@ -81,7 +82,8 @@ class Erasing:
 
     def is_erased(self, digest: bytes) -> bool:
         """Whether an object of the remote is being removed, or will be."""
-        return digest in self._digests or any(digest in t.digests for t in self._tickets)
+        doomed = [self._digests, *(ticket.digests for ticket in self._tickets)]
+        return any(_covers(digests, digest) for digests in doomed)
 
     def done(self, erase_id: int, ok: bool) -> None:
         """An erasure is over."""
@@ -150,7 +152,8 @@ class Erasing:
         if not waiting:
             return
         removed: set[bytes] = set().union(*(ticket.digests for ticket in waiting))
-        self._erase_digests(waiting, [n.digest for n in op.identities if n.digest in removed])
+        written = [name.digest for name in op.identities]
+        self._erase_digests(waiting, [digest for digest in written if _covers(removed, digest)])
         for ticket in waiting:
             ticket.writes.discard(op.transfer_id)
         self._finish()
@@ -172,3 +175,8 @@ class Erasing:
             self._tickets.remove(ticket)
             if ticket.told:
                 self._events.append(InvalidateEnded(ticket.number, ticket.failed))
+
+
+def _covers(digests: set[bytes], digest: bytes) -> bool:
+    """Whether these name an object, by itself or with others."""
+    return digest in digests or all_of(digest) in digests or EVERYTHING in digests

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.core import flight
-from radixkv.core.digest import block_digest, root_digest
+from radixkv.core.digest import EVERYTHING, all_of, block_digest, root_digest
 from radixkv.core.identity import prefix_digests, start_digest
 from radixkv.core.lease import Lease
 from radixkv.core.results import Invalidated
@@ -40,8 +40,8 @@ class Invalidation:
         chosen = list(trees.values()) if namespace is None else [trees.get(namespace)]
         if self._state.config.remote and not self._dry_run:
             self._state.probing.forget()
-            if namespace is not None and not tag:
-                self._digests += self._named(namespace, prefix)
+            if not tag:
+                self._digests.append(self._named(namespace, prefix))
         for tree in chosen:
             if tree is None:
                 continue
@@ -55,14 +55,19 @@ class Invalidation:
                 self._take(top, at)
         return self._result()
 
-    def _named(self, namespace: bytes, prefix: bytes) -> list[bytes]:
-        """The digest of the prefix's last whole block, which the remote may have by others."""
+    def _named(self, namespace: bytes | None, prefix: bytes) -> bytes:
+        """What to remove from the remote though no tree knows of it: it may have it by others.
+
+        All of a namespace can be named; of a prefix, its last whole block, without which what
+        follows is not found.
+        """
+        if namespace is None:
+            return EVERYTHING
         block = self._state.block_bytes
         digest = root_digest(namespace)
-        whole = len(prefix) - len(prefix) % block
-        for at in range(0, whole, block):
+        for at in range(0, len(prefix) - block + 1, block):
             digest = block_digest(digest, prefix[at : at + block])
-        return [digest] if whole else []
+        return digest if len(prefix) >= block else all_of(digest)
 
     def expire(self, nodes: Sequence[Node]) -> None:
         """Forget nodes whose time is over, and all that follows them."""

@@ -81,7 +81,11 @@ class Cancel(NamedTuple):
 
 
 class Erase(NamedTuple):
-    """Make records unreadable for good: slots of NVME, or digests on REMOTE. Durable when done."""
+    """Make records unreadable for good: slots of NVME, or digests on REMOTE. Durable when done.
+
+    A digest may name all objects of a namespace, or everything (`digest.names_many`). Without slots
+    an Erase of NVME is a barrier for what was overwritten before.
+    """
 
     erase_id: int
     place: Place

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -90,14 +91,12 @@ def main() -> None:
 
 def _serve(connection: socket.socket, ring: RingMemory, places: MappedPlaces) -> None:
     work = MoverWork(places, _before_block())
-    connection.send(READY)
-    while message := connection.recv(1):
-        slot = message[0]
-        answer = work.carry_out(ring.read(slot), ring.is_cancelled(slot))
-        try:
+    with suppress(ConnectionError):  # the server is gone
+        connection.send(READY)
+        while message := connection.recv(1):
+            slot = message[0]
+            answer = work.carry_out(ring.read(slot), ring.is_cancelled(slot))
             connection.send(encode_answer(slot, answer))
-        except OSError:
-            return  # the server is gone
 
 
 def _before_block() -> BeforeBlock | None:

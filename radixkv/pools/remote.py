@@ -26,6 +26,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from radixkv.core.digest import EVERYTHING, TAG_BYTES, names_many
 from radixkv.core.tier_ops import BlockIdentity, Outcome
 from radixkv.pools import remote_client as mooncake
 from radixkv.pools.checked_copy import copy_with_checksum
@@ -60,6 +61,11 @@ Blocks = range  # indices of one call
 def key_of(digest: bytes) -> str:
     """The key of a block; the same in every process."""
     return KEY_PREFIX + digest.hex()
+
+
+def _start_of(digest: bytes) -> str:
+    """What all keys begin with that a digest names which names many."""
+    return KEY_PREFIX if digest == EVERYTHING else KEY_PREFIX + digest[:TAG_BYTES].hex()
 
 
 class RemoteStore:
@@ -153,9 +159,10 @@ class RemoteStore:
         return None if codes is None else [code == 1 for code in codes]
 
     def remove(self, digests: Sequence[bytes]) -> bool:
-        """Remove objects. True once none of them can be read any more."""
-        keys = [key_of(digest) for digest in digests]
-        codes = self._ask(lambda: self._client.remove(keys), REMOVE_TIMEOUT_S)
+        """Remove objects; a digest may name many. True once none of them can be read any more."""
+        keys = [key_of(digest) for digest in digests if not names_many(digest)]
+        starts = [_start_of(digest) for digest in digests if names_many(digest)]
+        codes = self._ask(lambda: self._client.remove(keys, starts), REMOVE_TIMEOUT_S)
         if codes is None:
             return False
         left = [code for code in codes if code not in (mooncake.OK, mooncake.NOT_FOUND)]

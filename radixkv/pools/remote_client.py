@@ -148,9 +148,15 @@ class MooncakeClient:
         """1 = there, 0 = not, or a negative code, each."""
         return list(self._store.batch_is_exist(keys))
 
-    def remove(self, keys: list[str]) -> list[int]:
-        """Remove objects, also those that somebody is reading; OK or a negative code, each."""
-        return list(self._store.batch_remove(keys, True))
+    def remove(self, keys: list[str], starts: list[str]) -> list[int]:
+        """Remove objects, and all whose keys begin with one of `starts`, also while they are read.
+
+        OK or a negative code, each.
+        """
+        codes = list(self._store.batch_remove(keys, True)) if keys else []
+        for start in starts:
+            codes.append(min(self._store.remove_by_regex(f"^{start}.*", True), OK))
+        return codes
 
     def close(self) -> None:
         """Leave; what others had stored in our segment is gone. Takes about a second."""

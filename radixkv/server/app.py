@@ -116,11 +116,12 @@ class App:
     def ready_line(self) -> str:
         """The line that says where everything is."""
         settings = self._settings
+        nvme_blocks = self._tiers.nvme_blocks if self._tiers is not None else 0
         return (
             f"radixkv-server {__version__} ready: attach={self._sockets.paths.attach} "
             f"grpc={self._sockets.paths.grpc_target} tools={self.tools_address} "
             f"http={self.http_address} device=cpu gpu_blocks={settings.gpu_blocks} "
-            f"cpu_blocks={settings.cpu_blocks} nvme_blocks={settings.nvme_blocks} "
+            f"cpu_blocks={settings.cpu_blocks} nvme_blocks={nvme_blocks} "
             f"remote={settings.remote or 'off'} "
             f"block_size={settings.block_size} kv_spec={settings.kv_spec or 'unset'}"
         )

@@ -100,11 +100,16 @@ class Tiers:
                 "nvme: only %d of %d blocks have room: %s",
                 store.usable_blocks, settings.nvme_blocks, store.problem,
             )  # fmt: skip
+            self._problems[Place.NVME] = store.problem or "there is no room"
 
     def fit(self, config: CacheConfig) -> CacheConfig:
         """The core's configuration with what there really is."""
-        usable = 0 if self._nvme is None else self._nvme.usable_blocks
-        return replace(config, nvme_blocks=usable)
+        return replace(config, nvme_blocks=self.nvme_blocks)
+
+    @property
+    def nvme_blocks(self) -> int:
+        """Slots there is room for on the disk."""
+        return 0 if self._nvme is None else self._nvme.usable_blocks
 
     def start(self, runtime: "Runtime") -> None:
         """Give the core what was found, and start the movers. Raises OSError."""
@@ -183,6 +188,8 @@ class Tiers:
     def report(self, cache: Cache, now_ms: int) -> list[cache_pb2.Tier]:
         """Each tier as tools see it, fastest first."""
         places = [place for place in cache.places() if place is not Place.GPU]
+        if self._nvme is not None and not self.nvme_blocks:
+            places.append(Place.NVME)  # it has no room at all, and says so
         if self._settings.remote is not None:
             places.append(Place.REMOTE)
         return [self._report(cache, place, now_ms) for place in places]
@@ -208,7 +215,9 @@ class Tiers:
             read_bytes_per_second=block_bytes / read_s if read_s else 0.0,
             write_bytes_per_second=block_bytes / write_s if write_s else 0.0,
         )
-        if place is not Place.REMOTE:
+        if place is Place.NVME and not self.nvme_blocks:
+            tier.state = cache_pb2.Tier.DEGRADED
+        elif place is not Place.REMOTE:
             books = cache.books(place)
             tier.books.CopyFrom(cache_pb2.Books(**asdict(books)))
             tier.evicted_blocks = cache.evicted_from(place)

@@ -71,6 +71,20 @@ def test_what_is_invalidated_is_not_attached_from_the_remote(tmp_path: Path) -> 
         assert serve(two, PROMPTS[2]).from_below == USABLE
 
 
+def test_a_namespace_is_invalidated_on_the_remote_too(tmp_path: Path) -> None:
+    """Also what only another server knows of, and nothing of another tenant."""
+    with MasterProcess() as master, two_servers(tmp_path, master) as (one, two):
+        other = Scope(salt="another")
+        serve(one, PROMPTS[0])
+        serve(one, PROMPTS[2], scope=other)
+        wait_until(lambda: stored(one) == 2 * USABLE // 4)
+        serve(two, PROMPTS[4])  # a model it knows, but none of these prompts
+        with Tools(two.grpc_target) as tools:
+            assert tools.invalidate().failed_erasures == 0
+        assert serve(two, PROMPTS[0]).cached_tokens == 0
+        assert serve(two, PROMPTS[2], scope=other).from_below == USABLE
+
+
 def test_a_remote_that_is_gone_costs_bounded_time_and_comes_back(tmp_path: Path) -> None:
     with MasterProcess() as master, two_servers(tmp_path, master) as (one, two):
         serve(one, PROMPTS[0])
