@@ -99,7 +99,7 @@ class Cache(TierCalls):
         contents: Sequence[ContentRange] = (),
         placeholder_tokens: frozenset[int] = frozenset(),
     ) -> LookupResult:
-        """What an Acquire of `tokens` would find. Changes nothing but its own counter."""
+        """What an Acquire of `tokens` would find, on any tier. Changes nothing but a counter."""
         state = self._state
         check_length(tokens, state.config.max_tokens)
         tree = state.index.trees.get(namespace)
@@ -117,6 +117,8 @@ class Cache(TierCalls):
             tokens, cacheable = resolved.tokens, resolved.cacheable
             limit = usable_bytes(len(tokens), cacheable, state.block_bytes)
             match = tree.match(tokens, limit)
+            if state.index.tiered:
+                match = state.index.resident(match)
             length = match.length
             found = flight.find(match, tokens, limit)
         if plain:
