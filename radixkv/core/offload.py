@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 8 * RUN_BLOCKS  # and no more than an eighth of the place they come from
 MAX_LOOKED_AT = 8  # queued nodes, before one is found that can be written
 MAX_QUEUED = 65_536  # nodes waiting to be written; the oldest are forgotten
+
+
+class Begun(Enum):
+    """Whether a write was started."""
+
+    YES = 0
+    LATER = 1  # its path is being written, or erased
+    NO = 2  # there is no room, or nothing to write
 
 
 Sent = tuple[Place, Place, int] | tuple[Place, bytes]
@@ -117,7 +126,8 @@ class Offload:
         if self._transfers.health[target].writes.is_suspended(now_ms):
             return False
         limit = min(MAX_IN_FLIGHT, max(state.pool.num_blocks // 8, 1))
-        while self._transfers.in_flight(place, target) < limit:
+        targets = self._targets(place)
+        while sum(self._transfers.in_flight(place, below) for below in targets) < limit:
             queue = self._queues[place]
             if queue and self._write_queued(queue, place, target):
                 continue
@@ -126,14 +136,33 @@ class Offload:
             node = state.unclean.pick()
             if node is None:
                 return True
-            if not self._write(node, place, target):
+            if self._write_down(node, place, target) is not Begun.YES:
                 return False
         return True
 
     def is_moving(self, place: Place) -> bool:
-        """Whether blocks are on their way from here to the next place."""
-        target = self._below.get(place)
-        return target is not None and self._transfers.in_flight(place, target) > 0
+        """Whether blocks are on their way down from here."""
+        return any(self._transfers.in_flight(place, target) for target in self._targets(place))
+
+    def _targets(self, place: Place) -> list[Place]:
+        """The places below, the next one first."""
+        found = []
+        while (below := self._below.get(place)) is not None:
+            found.append(below)
+            place = below
+        return found
+
+    def _write_down(self, leaf: Node, source: Place, target: Place) -> Begun:
+        """Write to the next place or, if that has no room, past it.
+
+        A cpu tier smaller than the gpu holds the beginnings of what is on the gpu, and giving those
+        up for others would bring nothing.
+        """
+        begun = self._write(leaf, source, target)
+        past = self._below.get(target)
+        if begun is not Begun.NO or past is None:
+            return begun
+        return self._write(leaf, source, past)
 
     def _wants(self, state: PlaceState) -> bool:
         config, place = self._state.config, state.place
@@ -150,18 +179,18 @@ class Offload:
         """Start the next queued write, if one can be started."""
         for _ in range(min(len(queue), MAX_LOOKED_AT)):
             node = queue.popleft()
-            if not node.tokens or node.detached or self._have(node, target) == node.num_blocks:
+            if not node.tokens or node.detached or self._is_down(node, target):
                 continue
-            if self._write(node, source, target):
+            begun = self._write_down(node, source, target)
+            if begun is Begun.YES:
                 queue.appendleft(node)
                 return True
-            if self._first_missing(node, target) in self._writing_to(target):
-                queue.append(node)  # its path is being written
+            if begun is Begun.LATER:
+                queue.append(node)
+            elif self._state.config.remote and target is not Place.REMOTE:
+                self._enqueue(Place.REMOTE, node)
             # else there is no room or no source: the watermark will see to it
         return False
-
-    def _writing_to(self, target: Place) -> set[Node]:
-        return {node for node, place in self._writing if place is target}
 
     def _feed_remote(self, now_ms: int) -> None:
         queue = self._queues[Place.REMOTE]
@@ -179,6 +208,11 @@ class Offload:
     def _have(self, node: Node, target: Place) -> int:
         return node.on_remote if target is Place.REMOTE else len(node.residency[target])
 
+    def _is_down(self, node: Node, target: Place) -> bool:
+        """Whether the target, or a place below it, has all of the edge."""
+        places = [target, *self._targets(target)]
+        return any(self._have(node, place) == node.num_blocks for place in places)
+
     def _first_missing(self, node: Node, target: Place) -> Node:
         """The first node of the path to `node` that `target` does not have whole."""
         first = step = node
@@ -190,34 +224,36 @@ class Offload:
             step = step.parent
         return first
 
-    def _write(self, leaf: Node, source: Place, target: Place) -> bool:
-        """Start the next write on the path to `leaf`; False if that cannot be now."""
+    def _write(self, leaf: Node, source: Place, target: Place) -> Begun:
+        """Start the next write on the path to `leaf`, if that can be now."""
         node = self._first_missing(leaf, target)
         first = self._have(node, target)
         count = min(len(node.residency[source]) - first, RUN_BLOCKS)
-        if count <= 0 or (node, target) in self._writing:
-            return False
+        if (node, target) in self._writing:
+            return Begun.LATER
+        if count <= 0:
+            return Begun.NO
         names: tuple[BlockIdentity, ...] = ()
         if target is not Place.CPU:
             names = identities(node, first, count)
             count = len(names)
             if any(self._state.erasing.is_erased(name.digest) for name in names):
-                return False
+                return Begun.LATER
             if not count:
                 for step in {node, leaf}:
                     self._index.mark_unstorable(step)
-                return False
+                return Begun.NO
         source_ids = node.residency[source][first : first + count]
         sent = _keys(target, source, source_ids, names)
         if not self._sent.isdisjoint(sent):
-            return False  # by a write that began before the edge was split
+            return Begun.LATER  # when the write is over that began before the edge was split
         self._index.lock(node)
         target_ids: tuple[int, ...] = ()
         if target is not Place.REMOTE:
             target_ids = self._room(target, count)
             if not target_ids:
                 self._index.unlock(node)
-                return False
+                return Begun.NO
             count = len(target_ids)
         sent = sent[:count]
         self._sent.update(sent)
@@ -226,7 +262,7 @@ class Offload:
             source, target, source_ids[:count], target_ids, node.tree.namespace, names[:count],
             partial(self._written, node, source, target, depth_of(node) + first, target_ids, sent),
         )  # fmt: skip
-        return True
+        return Begun.YES
 
     def _room(self, target: Place, count: int) -> tuple[int, ...]:
         """Up to `count` blocks of `target`, without losing what should go further down."""
@@ -280,6 +316,6 @@ def _keys(
     target: Place, source: Place, ids: Sequence[int], names: Sequence[BlockIdentity]
 ) -> list[Sent]:
     """What tells whether a block is on its way to a target already."""
-    if target is Place.REMOTE:
+    if names:
         return [(target, name.digest) for name in names]
     return [(target, source, block) for block in ids]

@@ -27,7 +27,7 @@ def retain(index: PrefixIndex, tree: Tree, prefix: bytes, retention: Retention, 
                 state.unclean.discard(node)
             index.refresh(node)
             index.expiry.note(node)
-            count += node.num_blocks
+            count += max(map(len, node.residency))
     return count
 
 

@@ -202,10 +202,13 @@ class Tiers:
             (seconds for source in Place if (seconds := cache.move_s(source, place)) is not None),
             default=None,
         )
+        problem = self._problems.get(place, "")
+        if health.is_degraded(now_ms) and not problem:
+            problem = "its operations take far too long"
         tier = cache_pb2.Tier(
             name=place.name.lower(),
             state=cache_pb2.Tier.DEGRADED if health.is_degraded(now_ms) else cache_pb2.Tier.OK,
-            problem=self._problems.get(place, ""),
+            problem=problem,
             read_blocks=health.reads.done_blocks,
             written_blocks=health.writes.done_blocks,
             failed_reads=health.reads.failed_blocks,

