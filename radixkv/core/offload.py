@@ -136,8 +136,9 @@ class Offload:
             node = state.unclean.pick()
             if node is None:
                 return True
-            if self._write_down(node, place, target) is not Begun.YES:
-                return False
+            begun = self._write_down(node, place, target)
+            if begun is not Begun.YES:
+                return begun is Begun.LATER  # perhaps written from elsewhere
         return True
 
     def is_moving(self, place: Place) -> bool:

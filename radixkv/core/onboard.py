@@ -241,7 +241,7 @@ class Onboard:
 
     def _attach_remote(self, load: Load, run: Run, good: int) -> int:
         start = load.node
-        if load.doomed or not good:
+        if start.detached or load.doomed or not good:
             return 0
         names = [source.identity for source in load.sources[run.first : run.first + good]]
         tokens = b"".join(name.tokens for name in names if name is not None)
