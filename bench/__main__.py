@@ -1,4 +1,4 @@
-"""`python -m bench [index] [wire] [serving] [--quick]`: measure, print a table, write JSON.
+"""`python -m bench [PART]… [--quick]`: measure, print a table, write JSON.
 
 Run it on an otherwise idle machine. Results of the last run are in bench/results.json; parts that
 were not run keep their rows there.
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import index, serving, wire
+from bench import copies, index, nvme, remote, serving, tiers, wire
 from bench.measure import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -23,6 +23,10 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "index": index.rows,
     "wire": wire.rows,
     "serving": serving.rows,
+    "copies": copies.rows,
+    "nvme": nvme.rows,
+    "remote": remote.rows,
+    "tiers": tiers.rows,
 }
 
 
@@ -30,7 +34,7 @@ def main() -> None:
     """Run the chosen parts (all by default)."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="|".join(PARTS), help="default: all")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the cached sequences")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import uvloop
 
-from bench.measure import MIN_PAIRS, Row, median_row
+from bench.measure import MIN_PAIRS, QUICK_PAIRS, Row, median_row
 from radixkv.core.tier_ops import Outcome, Place, Transfer
 from radixkv.pools.arena import MemfdArena
 from radixkv.pools.mover_process import map_arena
@@ -30,7 +30,7 @@ RUN = 32  # blocks of one transfer
 BYTES = 1 << 30  # of one measurement, about
 PROCESSES = 2
 NICENESS = 10
-WARM_UPS = 12
+WARM_UPS = 3
 BLOCK_SIZE = 16
 SIZES = {360 << 10: "360 KiB", 2 << 20: "2 MiB"}
 
@@ -59,12 +59,13 @@ def rows(quick: bool = False) -> list[Row]:
     for block_bytes in SIZES:
         for verify_all in (False, True):
             hops = [hop for hop in HOPS if hop.verify_all is verify_all]
-            found += uvloop.run(_measure(block_bytes, hops))
+            found += uvloop.run(_measure(block_bytes, hops, quick))
     return found
 
 
-async def _measure(block_bytes: int, hops: Sequence[Hop]) -> list[Row]:
-    num_runs = BYTES // block_bytes // RUN // PROCESSES * PROCESSES
+async def _measure(block_bytes: int, hops: Sequence[Hop], quick: bool) -> list[Row]:
+    pairs = QUICK_PAIRS if quick else MIN_PAIRS
+    num_runs = (BYTES // 4 if quick else BYTES) // block_bytes // RUN // PROCESSES * PROCESSES
     arenas = [MemfdArena(num_runs * RUN, block_bytes) for _ in range(2)]
     for arena in arenas:
         arena.prefault()
@@ -78,12 +79,12 @@ async def _measure(block_bytes: int, hops: Sequence[Hop]) -> list[Row]:
         for _ in range(WARM_UPS):
             await ours.copy(hop, *ids), theirs.copy(hop, *ids)
         cpu_s = time.thread_time()
-        for _ in range(MIN_PAIRS):
+        for _ in range(pairs):
             await ours.copy(hop, *ids)
-        cpu_us = (time.thread_time() - cpu_s) / MIN_PAIRS / num_runs * 1e6
-        both = [(await ours.copy(hop, *ids), theirs.copy(hop, *ids)) for _ in range(MIN_PAIRS)]
+        cpu_us = (time.thread_time() - cpu_s) / pairs / num_runs * 1e6
+        both = [(await ours.copy(hop, *ids), theirs.copy(hop, *ids)) for _ in range(pairs)]
         size = num_runs * RUN * block_bytes / 1e9
-        mine, other = (size * MIN_PAIRS / sum(column) for column in zip(*both, strict=True))
+        mine, other = (size * pairs / sum(column) for column in zip(*both, strict=True))
         name = f"{hop.name}, {SIZES[block_bytes]} blocks ÷ plain copies"
         note = f"{mine:.1f} GB/s, plain {other:.1f}; server's CPU {cpu_us:.0f} µs a transfer"
         ratios = [their_s / our_s for our_s, their_s in both]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 MIN_PAIRS = 15
+QUICK_PAIRS = 5  # where --quick asks for less
 Call = Callable[[], object]
 
 

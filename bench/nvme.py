@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from bench.measure import MIN_PAIRS, Row, median_row
+from bench.measure import MIN_PAIRS, QUICK_PAIRS, Row, median_row
 from radixkv.core.digest import block_digest, root_digest
 from radixkv.core.tier_ops import BlockIdentity, Outcome
 from radixkv.pools.nvme import NvmeStore
@@ -32,15 +32,16 @@ NAMESPACE = b"bench" * 20
 
 def rows(quick: bool = False) -> list[Row]:
     """All rows of this part."""
+    num_pairs = QUICK_PAIRS if quick else MIN_PAIRS
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-nvme-") as name:
         found = []
         for block_bytes, runs in RUNS.items():
-            found += throughput_rows(Path(name) / str(block_bytes), block_bytes, runs)
+            found += throughput_rows(Path(name) / str(block_bytes), block_bytes, runs, num_pairs)
         found.append(scan_row(Path(name) / "scan", SCANNED // 10 if quick else SCANNED))
         return found
 
 
-def throughput_rows(directory: Path, block_bytes: int, runs: int) -> list[Row]:
+def throughput_rows(directory: Path, block_bytes: int, runs: int, num_pairs: int) -> list[Row]:
     """Writes and reads of the store ÷ those of dd."""
     blocks = StoredBlocks(directory, runs * RUN, block_bytes)
     dd = Dd(directory / "dd", block_bytes, runs * RUN)
@@ -51,10 +52,10 @@ def throughput_rows(directory: Path, block_bytes: int, runs: int) -> list[Row]:
         ("read", blocks.read, dd.read),
     ):
         ours(), theirs()
-        both = [(ours(), theirs()) for _ in range(MIN_PAIRS)]
+        both = [(ours(), theirs()) for _ in range(num_pairs)]
         ratios = [other / mine for mine, other in both]
         size = runs * RUN * block_bytes
-        mine, other = (size * MIN_PAIRS / sum(column) / 1e9 for column in zip(*both, strict=True))
+        mine, other = (size * num_pairs / sum(column) / 1e9 for column in zip(*both, strict=True))
         note = f"{mine:.2f} GB/s ({mode}), dd {other:.2f} GB/s"
         title = f"nvme {name}, {block_bytes >> 10:,} KiB blocks ÷ dd"
         found.append(median_row(title, ratios, "x", 0.9, at_least=True, note=note))
@@ -138,6 +139,13 @@ class Dd:
         return float(done.stderr.rsplit("copied, ", 1)[1].split(" s", 1)[0])
 
 
+def forget_cached(directory: Path) -> None:
+    """Have the system drop what it caches of these files, as after a reboot."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def scan_row(directory: Path, count: int) -> Row:
     """Seconds until the records of a full store are known."""
     blocks = StoredBlocks(directory, count, 4096)
@@ -146,9 +154,7 @@ def scan_row(directory: Path, count: int) -> Row:
     blocks.store.close()
     values = []
     for _ in range(SCANS):
-        for path in directory.iterdir():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget_cached(directory)
         store = NvmeStore.attach(attachment)
         start = time.perf_counter()
         assert len(store.scan().blocks) == count

@@ -12,7 +12,7 @@ import time
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from bench.measure import MIN_PAIRS, Row, median_row
+from bench.measure import MIN_PAIRS, QUICK_PAIRS, Row, median_row
 from radixkv.core.digest import block_digest, root_digest
 from radixkv.core.tier_ops import BlockIdentity, Outcome
 from radixkv.pools.records import RecordLayout
@@ -29,21 +29,22 @@ LIMIT = 0.9
 
 
 def rows(quick: bool = False) -> list[Row]:
-    """All rows of this part; `quick` changes nothing."""
+    """All rows of this part."""
     if reason := why_not():
         return [Row("remote put and get ÷ Mooncake's client", None, note=reason)]
+    num_pairs = QUICK_PAIRS if quick else MIN_PAIRS
     found = []
     with MasterProcess() as master, PeerProcess(master.url(segment_gib=1), 4096, range(0)):
         for block_bytes in BLOCK_BYTES:
-            found += throughput_rows(master.url(segment_gib=0), block_bytes)
+            found += throughput_rows(master.url(segment_gib=0), block_bytes, num_pairs)
     return found
 
 
-def throughput_rows(url: str, block_bytes: int) -> list[Row]:
+def throughput_rows(url: str, block_bytes: int, num_pairs: int) -> list[Row]:
     """Put and get of the store ÷ those of the client."""
     ours, theirs = StoreCalls(url, block_bytes), ClientCalls(url, block_bytes)
     times: dict[str, list[tuple[float, float]]] = {"put": [], "get": []}
-    for pair in range(MIN_PAIRS + 1):
+    for pair in range(num_pairs + 1):
         both = {
             "put": (ours.put(), theirs.put()),
             "get": (ours.get(), theirs.get()),
@@ -133,4 +134,4 @@ class ClientCalls:
 
     def remove(self) -> None:
         """Remove what was put."""
-        self.client.remove(self.keys)
+        self.client.remove(self.keys, [])

@@ -5,23 +5,29 @@ other workers that are stopped (SIGSTOP) and let go in turns with phases of peac
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from bench.measure import Row, interval, median_row
-from bench.nvme import StoredBlocks
+from bench.nvme import StoredBlocks, forget_cached
 from bench.tiers_core import core_rows
-from bench.tiers_worker import MODEL, PROMPT_TOKENS, SPEC, SPEC_NAME, prompt_of, serve
+from bench.tiers_worker import (
+    CAPACITY_WAIT_MS,
+    MODEL,
+    PROMPT_TOKENS,
+    SPEC,
+    SPEC_NAME,
+    prompt_of,
+    serve,
+)
 from radixkv.core.namespace import namespace_key
 from radixkv.server.specs import load_spec
 from radixkv_client import Client
@@ -29,11 +35,12 @@ from radixkv_client.tools import Tools
 from tests.server_process import ServerProcess
 
 BLOCK_SIZE = 16
-GPU_BLOCKS, CPU_BLOCKS, NVME_BLOCKS = 600, 1_200, 4_000
+GPU_BLOCKS, CPU_BLOCKS, NVME_BLOCKS = 1_000, 1_200, 4_000
+WATERMARKS = ("--low-watermark", "25", "--high-watermark", "40")  # room for several requests
 NUM_HOT = 8
 NUM_WORKERS = 3
 PHASES = 8  # of each kind
-PHASE_S = 1.5
+PHASE_S = 1.0
 MAX_WAIT_S = 30.0
 
 LONG_TOKENS = 1_024  # brought up by one Acquire
@@ -43,7 +50,7 @@ LONG_ROUNDS = 5
 
 RECORDS = 100_000
 CHAIN_BLOCKS = 64
-STARTS = 5
+STARTS = 3
 
 
 def rows(quick: bool = False) -> list[Row]:
@@ -57,9 +64,10 @@ def rows(quick: bool = False) -> list[Row]:
     return found + core_rows(quick)
 
 
-def tiered(directory: Path, gpu: int, cpu: int = 0, nvme: int = 0) -> ServerProcess:
+def tiered(directory: Path, *further: str, gpu: int, cpu: int = 0, nvme: int = 0) -> ServerProcess:
     """A server with so many blocks in each place, which always brings up what it has."""
     options = ["--kv-spec", SPEC_NAME, "--prefault", "--no-break-even", "--cpu-blocks", str(cpu)]
+    options += further
     if nvme:
         options += ["--nvme-path", str(directory), "--nvme-blocks", str(nvme)]
     return ServerProcess(*options, gpu_blocks=gpu)
@@ -79,7 +87,8 @@ def load_rows(directory: Path, phases: int) -> list[Row]:
     busy: list[np.ndarray] = []
     moved: list[float] = []
     with ExitStack() as stack:
-        server = stack.enter_context(tiered(directory, GPU_BLOCKS, CPU_BLOCKS, NVME_BLOCKS))
+        sizes = {"gpu": GPU_BLOCKS, "cpu": CPU_BLOCKS, "nvme": NVME_BLOCKS}
+        server = stack.enter_context(tiered(directory, *WATERMARKS, **sizes))
         client = stack.enter_context(connect(server))
         tools = stack.enter_context(Tools(server.grpc_target))
         hot = pinned_prompts(client, tools)
@@ -97,24 +106,28 @@ def load_rows(directory: Path, phases: int) -> list[Row]:
 
 
 def _load_rows(idle: list[np.ndarray], busy: list[np.ndarray], note: str) -> list[Row]:
-    medians = [[float(np.median(times)) for times in phases] for phases in (idle, busy)]
+    medians = [[float(np.median(hits[:, 0])) for hits in phases] for phases in (idle, busy)]
+    quiet_us, loaded_us = (median(column) * 1000 for column in medians)
     ratios = [loaded / quiet for quiet, loaded in zip(*medians, strict=True)]
-    shown = " ".join(f"{median(column) * 1000:.0f} µs" for column in medians[::-1])
-    tails = [float(np.percentile(times, 99)) for times in busy]
+    low, high = interval([p99_ms(hits) for hits in busy])
     quiet, loaded = np.concatenate(idle), np.concatenate(busy)
-    low, high = interval(tails)
+    at_once = loaded[loaded[:, 1] == 0]
     return [
         median_row(
             "Acquire of a hit, movers busy ÷ idle, p50", ratios, "x", 1.3,
-            note=f"{shown.replace(' µs ', ' µs, idle ')}; {note}",
+            note=f"{loaded_us:.0f} µs, idle {quiet_us:.0f} µs; {note}",
         ),
         Row(
-            "Acquire of a hit, movers busy, p99", float(np.percentile(loaded, 99)), "ms", 6.0,
-            low=low, high=high,
-            note=f"idle {np.percentile(quiet, 99):.2f} ms; worst {loaded.max():.1f} ms"
-            f" of {len(loaded):,}, idle {quiet.max():.1f} ms",
+            "Acquire of a hit, movers busy, p99", p99_ms(loaded), "ms", 6.0, low=low, high=high,
+            note=f"idle {p99_ms(quiet):.2f} ms; {len(loaded) - len(at_once)} of {len(loaded):,}"
+            f" waited for room, p99 of the others {p99_ms(at_once):.2f} ms",
         ),
     ]  # fmt: skip
+
+
+def p99_ms(hits: np.ndarray) -> float:
+    """Of wall times in the first column."""
+    return float(np.percentile(hits[:, 0], 99))
 
 
 def pinned_prompts(client: Client, tools: Tools) -> list[bytes]:
@@ -128,15 +141,17 @@ def pinned_prompts(client: Client, tools: Tools) -> list[bytes]:
 
 
 def hit_ms(client: Client, prompts: list[bytes]) -> np.ndarray:
-    """Wall times of Acquires for the time of a phase; releases are not timed."""
-    times = []
+    """Acquires for the time of a phase: wall time, and how much of it the server waited for room
+    for the one token that is not cached. Releases are not timed."""
+    hits = []
     until = time.perf_counter() + PHASE_S
     while (start := time.perf_counter()) < until:
-        lease = client.acquire(prompts[len(times) % len(prompts)])
-        times.append(time.perf_counter() - start)
+        prompt = prompts[len(hits) % len(prompts)]
+        lease = client.acquire(prompt, capacity_wait_ms=CAPACITY_WAIT_MS)
+        hits.append(((time.perf_counter() - start) * 1000, lease.waited_ms))
         assert lease.cached_tokens == PROMPT_TOKENS and lease.onboarding is None
         lease.release()
-    return np.array(times) * 1000
+    return np.array(hits)
 
 
 class Load:
@@ -202,7 +217,7 @@ def onboard_row(place: str, directory: Path, rounds: int) -> Row:
     prompts = [prompt_of(random, LONG_TOKENS) for _ in range(LONG_PROMPTS)]
     times = []
     with (
-        tiered(directory, LONG_GPU_BLOCKS, **{place: num_blocks}) as server,
+        tiered(directory, gpu=LONG_GPU_BLOCKS, **{place: num_blocks}) as server,
         connect(server) as client,
     ):
         for _ in range(2):  # compute them all; then have the movers touch all memory
@@ -236,8 +251,8 @@ def restart_row(directory: Path, count: int) -> Row:
     tier = ("--nvme-path", str(path), "--nvme-blocks", str(count))
     differences, without = [], []
     for _ in range(STARTS):
-        with dropped_from_cache(path):
-            warm = start_s(count, "--kv-spec", spec, *tier)
+        forget_cached(path)
+        warm = start_s(count, "--kv-spec", spec, *tier)
         without.append(start_s(0, "--kv-spec", spec))
         differences.append((warm - without[-1]) * 100_000 / count)
     note = f"{count:,} records, chains of {CHAIN_BLOCKS}; without nvme {median(without):.2f} s"
@@ -250,15 +265,6 @@ def small_spec(directory: Path) -> str:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 32, "head_dim": 32}
     (directory / "config.json").write_text(json.dumps(sizes))
     return f"{directory}/config.json:float32"
-
-
-@contextmanager
-def dropped_from_cache(path: Path) -> Iterator[None]:
-    """The system forgets what it knows of these files, as after a reboot."""
-    for file in path.iterdir():
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    yield
 
 
 def start_s(count: int, *options: str) -> float:

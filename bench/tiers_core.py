@@ -25,12 +25,12 @@ GPU_BLOCKS = 2_000
 TIER_BLOCKS = (10_000, 100_000)  # of cpu and of nvme
 PROMPT_BLOCKS = 32
 WAIT_MS = 1_000
-TURNS = 100  # of one measurement
+TURNS = 50  # of one measurement
 
 
 def core_rows(quick: bool = False) -> list[Row]:
     """All rows of the core."""
-    small, big = (size // 10 if quick else size for size in TIER_BLOCKS)
+    small, big = (size // 4 if quick else size for size in TIER_BLOCKS)
     return [growth_row(small, big), bytes_row(small)]
 
 
@@ -46,7 +46,7 @@ class ChurningCache:
         self.cache.open_session(1)
         self._random = np.random.default_rng(1)
         self._prompts: list[bytes] = []
-        while self.cache.books(Place.NVME).cached < 0.9 * tier_blocks:
+        while not self.cache.evicted_from(Place.NVME):  # until all of it is full
             self._serve(self._new_prompt())
         self._num_known = tier_blocks // PROMPT_BLOCKS  # surely still there, and not on the gpu
 

@@ -18,7 +18,7 @@ SPEC = KVSpec(num_layers=30, num_kv_heads=3, head_dim=64, value_head_dim=64, dty
 SPEC_NAME = "smollm2-135m"  # the same, 360 KiB a block
 MODEL = "bench"
 PROMPT_TOKENS = 512
-NUM_PROMPTS = 50
+NUM_PROMPTS = 40
 FRESH = 0.25  # of the requests are new prompts
 CAPACITY_WAIT_MS = 30_000
 

@@ -29,8 +29,10 @@ class TierHands(TierAudit):
         if op.source is REMOTE:  # its marks are not known here
             for block, outcome in zip(blocks, outcomes, strict=True):
                 if outcome is Outcome.DONE and self.truth.may_be_found(block):
+                    sure_until_ms = block.sure_until_ms  # a Commit may have been faster
                     block.alive, block.tags = True, frozenset()
                     self.truth.set_expiry(block, None)
+                    block.sure_until_ms = sure_until_ms
         elif op.source is not GPU:
             unread = [b for b, outcome in zip(blocks, outcomes, strict=True) if outcome]
             self.unread(unread)

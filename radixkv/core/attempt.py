@@ -122,6 +122,8 @@ def _grant(
     except CacheError:
         index.unlock(node)
         raise
+    if index.tiered:
+        state.offload.took(need)
     tail = copies[0].num_tokens if copies else 0
     index.touch(node, hit=True)
     lease.node = node

@@ -101,8 +101,9 @@ def _check_candidates(state: State, nodes: list[Node]) -> None:
             candidate = bool(free and node.residency[at] and not below)
             assert (node in place.policy) == candidate, "eviction frontier is wrong"
             unclean = state.index.covered(node, at) < len(node.residency[at])
-            wanted = place.has_slower and candidate and unclean
-            assert (node in place.unclean) == wanted, "frontier of unclean blocks is wrong"
+            known = (node in place.clean, node in place.unclean)
+            listed = place.has_slower and candidate
+            assert known == (listed and not unclean, listed and unclean), "clean or not"
 
 
 def _check_counts(state: State, nodes: list[Node]) -> None:

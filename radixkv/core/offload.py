@@ -3,8 +3,9 @@
 Theory of operation
     A write copies the first blocks of a path that the slower place lacks, so it goes from the root
     outward, while eviction goes from the leaves inward. What starts writes:
-    write_back    while a place has too few free or clean blocks (`low` to `high` watermark), or an
-                  Acquire waits for them, its least recently used unclean branches go down;
+    write_back    while a place has too few free or clean blocks (`low` to `high` watermark, and
+                  enough for two of the larger Acquires), or an Acquire waits for them, its least
+                  recently used unclean branches go down;
     selective     the same, but only for what a later prompt has hit; the rest is dropped;
     write_through everything goes down as soon as it is published.
     What was written to a local place goes to the remote too. At most MAX_IN_FLIGHT blocks of each
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from radixkv.core.state import State
 
 MAX_IN_FLIGHT = 8 * RUN_BLOCKS  # and no more than an eighth of the place they come from
+FORGETTING = 0.99  # of the usual size of an Acquire, per Acquire
 MAX_LOOKED_AT = 8  # queued nodes, before one is found that can be written
 MAX_QUEUED = 65_536  # nodes waiting to be written; the oldest are forgotten
 
@@ -63,6 +65,7 @@ class Offload:
         self._pressed: set[Place] = set()  # where a write found no room
         self._flushing = False
         self.wanted = 0  # gpu blocks that an Acquire waits for
+        self._usual = 0.0  # gpu blocks that the larger ones of late Acquires took
 
     def is_stuck(self, place: Place) -> bool:
         """Whether nothing more can go down from here, so that room must come from dropping."""
@@ -170,11 +173,16 @@ class Offload:
         if place in self._pressed or (place is Place.GPU and self.wanted):
             return True  # the least recently used branch is in the way of others, clean or not
         size = state.pool.num_blocks
-        if state.num_ready < config.low_watermark * size:
+        least = min(2 * self._usual, size / 2) if place is Place.GPU else 0.0
+        if state.num_ready < max(config.low_watermark * size, least):
             self._cleaning.add(place)
-        elif state.num_ready >= config.high_watermark * size:
+        elif state.num_ready >= max(config.high_watermark * size, least):
             self._cleaning.discard(place)
         return place in self._cleaning
+
+    def took(self, num_blocks: int) -> None:
+        """An Acquire took so many gpu blocks; the next ones should find room for two such."""
+        self._usual = max(num_blocks, self._usual * FORGETTING)
 
     def _write_queued(self, queue: deque[Node], source: Place, target: Place) -> bool:
         """Start the next queued write, if one can be started."""

@@ -163,18 +163,19 @@ class PrefixIndex(Residency):
     ) -> int:
         """Free up to `count` cached blocks, deepest of the policy's pick first; returns how many.
 
-        Without `may_drop` it stops at the first pick of which a slower place should have a copy
-        first (`unclean`); with `spare_copies` at the first whose tail a faster place has too, since
+        Without `may_drop` only what has a copy in a slower place goes, least recently used first;
+        with `spare_copies` it stops at the first pick whose tail a faster place has too, since
         that would have to come down again. O(log candidates) per node that shrinks, O(prefix
         bytes) per branch.
         """
         state = self.places[place]
         policy = state.policy
+        choices = policy if may_drop or not state.has_slower else state.clean
         freed = 0
         lost: tuple[Node, bytes] | None = None  # a branch's new end, and the block behind it
         while freed < count:
-            node = policy.pick()
-            if node is None or (not may_drop and node in state.unclean):
+            node = choices.pick()
+            if node is None:
                 break
             held = len(node.residency[place])
             if spare_copies and any(len(ids) >= held for ids in node.residency[:place]):

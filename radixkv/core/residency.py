@@ -120,9 +120,7 @@ class Residency:
                         covered = self.covered(node, state.place)
                         state.num_clean -= sign * min(len(ids), covered)
                 if sign > 0:
-                    state.policy.discard(node)
-                    if state.has_slower:
-                        state.unclean.discard(node)
+                    state.discard(node)
 
     def pin(self, node: Node) -> None:
         """Keep the path to `node` where it is, also without a lease. O(nodes not pinned before)."""
@@ -187,8 +185,7 @@ class Residency:
             assert parent.children is not None
             parent.children.resident[place] += 1
             if parent.parent is not None:
-                self.places[place].policy.discard(parent)
-                self.places[place].unclean.discard(parent)
+                self.places[place].discard(parent)
         self.refresh(node)
 
     def shrink(self, node: Node, place: Place, kept: int) -> tuple[Node, bytes] | None:
@@ -322,16 +319,12 @@ class Residency:
             if ids and (resident is None or not resident[place]):
                 state.policy.add(node)
                 if state.has_slower:
-                    if self.covered(node, place) < len(ids):
-                        state.unclean.add(node)
-                    else:
-                        state.unclean.discard(node)
+                    unclean = self.covered(node, place) < len(ids)
+                    (state.unclean if unclean else state.clean).add(node)
+                    (state.clean if unclean else state.unclean).discard(node)
             elif self.tiered:
-                state.policy.discard(node)
-                state.unclean.discard(node)
+                state.discard(node)
 
     def _not_candidate(self, node: Node) -> None:
         for state in self.places:
-            state.policy.discard(node)
-            if self.tiered:
-                state.unclean.discard(node)
+            state.discard(node)

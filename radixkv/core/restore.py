@@ -135,6 +135,6 @@ def _date(state: State, nodes: list[tuple[Node, int]]) -> None:
         node.touched = ranks[newest[node]]
         node.tree.root.touched = len(ranks)
         for place in state.index.places:
-            place.policy.discard(node)
+            place.discard(node)
         state.index.refresh(node)
     state.index.clock = max(state.index.clock, len(ranks))

@@ -23,8 +23,7 @@ def retain(index: PrefixIndex, tree: Tree, prefix: bytes, retention: Retention, 
             todo.extend(node.children or ())
             node.marks = node.marks._replace(priority=retention.priority, expires_ms=expires_ms)
             for state in index.places:  # their order depends on the priority
-                state.policy.discard(node)
-                state.unclean.discard(node)
+                state.discard(node)
             index.refresh(node)
             index.expiry.note(node)
             count += max(map(len, node.residency))

@@ -84,12 +84,10 @@ def spread() -> TierRig:
     """Seven blocks: three on gpu, the next two best on cpu, the last two on nvme only."""
     rig = new_rig(16, cpu_blocks=8, nvme_blocks=16)
     rig.cache_prompt(1, SEVEN)
-    rig.finish_all()
+    push_out(rig)
     rig.cache_prompt(1, text(3, start=900))  # takes the place of two on cpu
     rig.finish_all()
-    three = rig.lease(1, SEVEN[: 3 * B] + END)
-    rig.release(rig.lease(2, text(12, start=1_000)))  # takes the place of the others on gpu
-    rig.release(three)
+    rig.release(rig.lease(1, SEVEN[: 3 * B] + END))
     assert rig.on_gpu(NAMESPACE, SEVEN) == 3 and rig.lookup(SEVEN + END) == 7 * B
     return rig
 
