@@ -173,7 +173,8 @@ class Offload:
         if place in self._pressed or (place is Place.GPU and self.wanted):
             return True  # the least recently used branch is in the way of others, clean or not
         size = state.pool.num_blocks
-        least = min(2 * self._usual, size / 2) if place is Place.GPU else 0.0
+        ahead = place is Place.GPU and config.high_watermark > 0
+        least = min(2 * self._usual, size / 2) if ahead else 0.0
         if state.num_ready < max(config.low_watermark * size, least):
             self._cleaning.add(place)
         elif state.num_ready >= max(config.high_watermark * size, least):
