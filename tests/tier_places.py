@@ -8,6 +8,7 @@ an AssertionError: the core has mixed up ids.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -23,6 +24,9 @@ HOPS = {
     (GPU, CPU), (CPU, GPU), (GPU, NVME), (CPU, NVME), (NVME, GPU), (GPU, REMOTE),
     (CPU, REMOTE), (REMOTE, GPU),
 }  # fmt: skip
+
+
+MAX_BAD_READS = 3  # of one block, until it must not be offered any more
 
 
 def checksum_of(content: Content) -> int:
@@ -77,6 +81,7 @@ class Places:
         self.remote: dict[bytes, Record] = {}
         self.sequence = 0
         self.damaged: set[tuple[Place, int | bytes]] = set()  # by whom tests say so
+        self.bad_reads: Counter[tuple[Place, int]] = Counter()  # since it was written
 
     # ---- one block of a transfer ----------------------------------------------------------
 
@@ -85,6 +90,10 @@ class Places:
         try:
             content, checksum = self._read(op, index, now_ms)
         except BadRead:
+            if op.source is not REMOTE:
+                where = op.source, op.source_ids[index]
+                self.bad_reads[where] += 1
+                assert self.bad_reads[where] <= MAX_BAD_READS, f"{where} is offered again and again"
             return Outcome.BAD
         self._write(op, index, content, checksum)
         return Outcome.DONE
@@ -122,6 +131,8 @@ class Places:
         return same and not found.torn and checksum_of(found.content) == found.checksum
 
     def _write(self, op: Transfer, index: int, content: Content, checksum: int) -> None:
+        if op.target is not REMOTE:
+            del self.bad_reads[op.target, op.target_ids[index]]
         if op.target is GPU:
             self.gpu[op.target_ids[index]][:] = content
         elif op.target is CPU:
