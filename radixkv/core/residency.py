@@ -176,10 +176,17 @@ class Residency:
         """The next blocks of the edge are in `place` too; all before them are, up to the root."""
         held = node.residency[place]
         assert len(held) + len(ids) <= node.num_blocks
-        self._count(node, -1)
         first = not held and len(ids) > 0
-        held.extend(ids)
-        self._count(node, 1)
+        if self.tiered or node.pins:
+            self._count(node, -1)
+            held.extend(ids)
+            self._count(node, 1)
+        else:
+            held.extend(ids)
+            if node.locks:
+                self.gpu.num_locked += len(ids)
+            else:
+                self.gpu.num_cached += len(ids)
         parent = node.parent
         if first and parent is not None and not node.detached:
             assert parent.children is not None
@@ -220,7 +227,7 @@ class Residency:
 
     def _trim(self, node: Node) -> tuple[Node, bytes] | None:
         """End the edge with its last resident block; without one, remove the (childless) node."""
-        kept = max(map(len, node.residency))
+        kept = max(map(len, node.residency)) if self.tiered else len(node.residency[GPU])
         at = kept * self.block_bytes
         if at == len(node.tokens):
             return None
@@ -238,7 +245,7 @@ class Residency:
             return node, block
         if parent.parent is None:
             self._drop_if_empty(tree)
-        else:
+        elif not self.tiered:  # else it was looked at when its child left the place
             self.refresh(parent)
         return parent, block
 
@@ -313,6 +320,10 @@ class Residency:
         if node.locks or node.pins or node.detached or node.parent is None:
             self._not_candidate(node)
             return
+        if not self.tiered:
+            if node.children is None and node.residency[GPU]:
+                self.gpu.policy.add(node)
+            return
         resident = None if node.children is None else node.children.resident
         for state, ids in zip(self.places, node.residency, strict=True):
             place = state.place
@@ -322,9 +333,12 @@ class Residency:
                     unclean = self.covered(node, place) < len(ids)
                     (state.unclean if unclean else state.clean).add(node)
                     (state.clean if unclean else state.unclean).discard(node)
-            elif self.tiered:
+            else:
                 state.discard(node)
 
     def _not_candidate(self, node: Node) -> None:
+        if not self.tiered:
+            self.gpu.policy.discard(node)
+            return
         for state in self.places:
             state.discard(node)
