@@ -160,7 +160,7 @@ def test_reading_needs_no_token(server):
         unary(server.ready["tools"], method, request(), reply)
 
 
-@pytest.mark.parametrize("method", ["Prefetch", "Pin", "Unpin", "Explain"])
+@pytest.mark.parametrize("method", ["Explain"])
 def test_what_is_not_there_yet_says_so(server, method):
     request, reply = (getattr(cache_pb2, method + kind) for kind in ("Request", "Reply"))
     assert refusal(unary, server.ready["grpc"], method, request(), reply)[0] == "UNIMPLEMENTED"

@@ -43,7 +43,10 @@ class FakeClient:
     def exist(self, keys: list[str]) -> list[int]:
         return self._each(keys, lambda at: int(keys[at] in self.objects))
 
-    def remove(self, keys: list[str]) -> list[int]:
+    def remove(self, keys: list[str], starts: list[str]) -> list[int]:
+        for start in starts:
+            for key in [key for key in self.objects if key.startswith(start)]:
+                del self.objects[key]
         return self._each(keys, lambda at: 0 if self.objects.pop(keys[at], b"") else -704)
 
     def close(self) -> None:
