@@ -167,7 +167,8 @@ class ClientBase:
         if self._tools is None:
             from radixkv_client.tools import Tools
 
-            self._tools = Tools(self.grpc_address, timeout=self.timeout)
+            model = self.identity.model
+            self._tools = Tools(self.grpc_address, timeout=self.timeout, model=model)
         return self._tools
 
     def _close_tools(self) -> None:

@@ -109,12 +109,19 @@ class Tools:
 
     `address` is a gRPC target: the Unix socket, or the TCP port for tools, where changing calls
     need `admin_token`. Calls raise this package's errors, DeadlineExceeded after `timeout` seconds.
+    `model` is the one that calls which name none are about, if more than one is known.
     """
 
     def __init__(
-        self, address: str, *, timeout: float = DEFAULT_TIMEOUT_S, admin_token: str = ""
+        self,
+        address: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        admin_token: str = "",
+        model: str = "",
     ) -> None:
         self.timeout = timeout
+        self._model = model
         self._metadata = [("authorization", f"Bearer {admin_token}")] if admin_token else []
         self._channel = grpc.insecure_channel(address, options=client_options())
         self._stub = cache_pb2_grpc.CacheStub(self._channel)
@@ -145,7 +152,7 @@ class Tools:
     ) -> Lookup:
         """How much of a prompt is cached; changes nothing, not even recency."""
         request = cache_pb2.LookupRequest(
-            namespace=_namespace(model, scope),
+            namespace=_namespace(model or self._model, scope),
             tokens=token_bytes(tokens),
             contents=contents_to_proto(contents),
         )
@@ -181,7 +188,7 @@ class Tools:
             prefix=token_bytes(prefix), tag=tag, everything=everything, dry_run=dry_run
         )
         if not everything and not (tag and not prefix and not model and scope is None):
-            request.namespace.CopyFrom(_namespace(model, scope))
+            request.namespace.CopyFrom(_namespace(model or self._model, scope))
         reply = self._call(self._stub.Invalidate, request, timeout)
         return Invalidated(
             reply.removed_blocks,
@@ -205,7 +212,7 @@ class Tools:
     ) -> Prefetch:
         """Begin to bring a prefix up to the gpu, ahead of its use."""
         request = cache_pb2.PrefetchRequest(
-            namespace=_namespace(model, scope),
+            namespace=_namespace(model or self._model, scope),
             tokens=token_bytes(tokens),
             contents=contents_to_proto(contents),
         )
@@ -236,7 +243,7 @@ class Tools:
     ) -> Pinned:
         """Protect the cached part of a prefix from eviction, on every tier; 0 ms = until unpin."""
         request = cache_pb2.PinRequest(
-            namespace=_namespace(model, scope),
+            namespace=_namespace(model or self._model, scope),
             tokens=token_bytes(tokens),
             contents=contents_to_proto(contents),
             ttl_ms=ttl_ms,
@@ -259,7 +266,7 @@ class Tools:
     ) -> int:
         """Lift all pins of sequences that begin with `prefix`; returns how many."""
         request = cache_pb2.UnpinRequest(
-            namespace=_namespace(model, scope), tokens=token_bytes(prefix)
+            namespace=_namespace(model or self._model, scope), tokens=token_bytes(prefix)
         )
         return self._call(self._stub.Unpin, request, timeout).num_pins
 
@@ -275,7 +282,7 @@ class Tools:
         """Change the retention of cached blocks of sequences that begin with `prefix`; returns how
         many blocks."""
         request = cache_pb2.RetainRequest(
-            namespace=_namespace(model, scope),
+            namespace=_namespace(model or self._model, scope),
             prefix=token_bytes(prefix),
             retention=retention.to_proto(),
         )

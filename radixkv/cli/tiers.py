@@ -47,10 +47,10 @@ def add_commands(add: Callable[..., Any], shared: argparse.ArgumentParser) -> No
     retain.set_defaults(run=_retain)
     add_namespace(retain)
     retain.add_argument("--prefix", metavar="1,2,3", help="only what begins with these tokens")
-    retain.add_argument("--priority", type=int, default=0, metavar="-100…100",
-                        help="lower goes first (default 0)")  # fmt: skip
-    retain.add_argument("--ttl", type=milliseconds, default=0, metavar="SECONDS",
-                        help="forget after so long (default: never)")  # fmt: skip
+    retain.add_argument("--priority", type=int, metavar="-100…100",
+                        help="lower goes first (0 if only --ttl is given)")  # fmt: skip
+    retain.add_argument("--ttl", type=milliseconds, metavar="SECONDS",
+                        help="forget after so long (never if not given)")  # fmt: skip
     namespaces = add("namespaces", parents=[shared], help="what is cached for whom")
     namespaces.set_defaults(run=_namespaces)
 
@@ -141,8 +141,11 @@ def _unpin(server: Server, arguments: argparse.Namespace) -> int:
 
 
 def _retain(server: Server, arguments: argparse.Namespace) -> int:
+    if arguments.priority is None and arguments.ttl is None:
+        raise ToolError("say how: --priority, --ttl or both; what is left out becomes the default")
+    priority, ttl_ms = arguments.priority or 0, arguments.ttl or 0
     try:
-        retention = session_pb2.Retention(priority=arguments.priority, ttl_ms=arguments.ttl)
+        retention = session_pb2.Retention(priority=priority, ttl_ms=ttl_ms)
     except ValueError as error:
         raise ToolError(f"--priority: {error}") from None
     request = cache_pb2.RetainRequest(

@@ -1,6 +1,7 @@
 """radixkv: asks a running server, over gRPC."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ToolError as error:
         print(f"radixkv: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:  # what reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 
 
 def _stats(server: Server, arguments: argparse.Namespace) -> int:
@@ -150,10 +154,12 @@ def _invalidate(server: Server, arguments: argparse.Namespace) -> int:
 
 
 def _print_invalidated(reply: cache_pb2.InvalidateReply, verb: str) -> None:
-    print(f"{verb} {reply.removed_blocks} blocks; {reply.leased_blocks} more are still leased")
+    print(f"{verb} {reply.removed_blocks} blocks", end="")
     below = {"cpu": reply.cpu_blocks, "nvme": reply.nvme_blocks, "remote": reply.remote_blocks}
     if any(below.values()):
-        print("below the gpu: " + ", ".join(f"{name} {count}" for name, count in below.items()))
+        copies = ", ".join(f"{name} {count}" for name, count in below.items())
+        print(f" of the gpu and copies below it ({copies})", end="")
+    print(f"; {reply.leased_blocks} more are still leased")
     if reply.failed_erasures:
         print(f"{reply.failed_erasures} could not be erased: they may come back after a restart")
 

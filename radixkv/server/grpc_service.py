@@ -212,7 +212,8 @@ class CacheService:
         if _is_local(context) or self._has_token(context):
             return
         raise PermissionDenied(
-            "changing calls over TCP need the server's admin token (--admin-token-file) as"
+            "calls that change or tell of all tenants need, over TCP, the server's admin token"
+            " (--admin-token-file) as"
             " `authorization: Bearer <token>`; on the Unix socket they need none"
         )
 

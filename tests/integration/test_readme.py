@@ -59,9 +59,9 @@ def test_the_tool_is_called_as_the_readme_says():
 
 def test_the_server_starts_with_exactly_what_the_readme_says():
     calls = [call for call in commands() if call[0] == "radixkv-server" and "ready:" not in call]
-    assert ["radixkv-server", "--gpu-blocks", "40000"] in calls
+    assert ["radixkv-server", "--gpu-blocks", "2000"] in calls
     (line,) = [call for call in commands() if "ready:" in call]
-    with ServerProcess(gpu_blocks=40000) as server:
+    with ServerProcess(gpu_blocks=2000) as server:
         names = [word.partition("=")[0] for word in line if "=" in word]
         assert list(server.ready) == names
 

@@ -309,5 +309,5 @@ def test_the_tool(server: ServerProcess, tmp_path: Path) -> None:
     assert "tier cpu OK" in tool(server, "stats")
     (tier,) = json.loads(tool(server, "stats", "--json"))["tiers"]
     assert (tier["name"], tier["books"]["total"]) == ("cpu", 128)
-    assert "below the gpu: cpu " in tool(server, "invalidate", "--tag", "docs")
+    assert "copies below it (cpu " in tool(server, "invalidate", "--tag", "docs")
     assert "nothing is cached" in tool(server, "namespaces")
